@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that Kadence needs, if any is missing. Needs root or sudo only then.
+set -euo pipefail
+packages=(
+  g++ cmake ninja-build python3 python3-venv patch            # building
+  libhwy-dev libdnnl-dev libicu-dev nlohmann-json3-dev        # SIMD, matrix products, Unicode, JSON
+  libcli11-dev libspdlog-dev libfmt-dev                       # the binary
+  libgtest-dev libgmock-dev libbenchmark-dev                  # tests and benchmarks
+  clang-format clang-tidy ccache                              # development
+)
+missing=()
+for p in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q "install ok installed" || missing+=("$p")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+echo "bootstrap: installing ${missing[*]}"
+run=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "bootstrap: not root and no sudo; install by hand: apt-get install ${missing[*]}" >&2; exit 1; }
+  run=(sudo)
+fi
+export DEBIAN_FRONTEND=noninteractive
+"${run[@]}" apt-get update -qq
+"${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

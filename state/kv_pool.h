@@ -33,11 +33,12 @@ class KvPool {
  public:
   KvPool(const KvShape& shape, int32_t pages, const device::DeviceInfo& device);
 
-  // n pages for a running request, all or nothing.
+  // n >= 0 pages for a running request, all or nothing. With KADENCE_DEBUG_CHECKS their rows are NaN (CPU).
   std::optional<std::vector<PageId>> allocate(int32_t n);
+  // Throws Error{kInternal} for a page that is free.
   void release(std::span<const PageId> pages);
   void release(PageId page);
-  // working -> cached on publication and back never; throws Error{kInternal} on a free page.
+  // working -> cached on publication and back never; throws Error{kInternal} on a free page and on the way back.
   void set_use(PageId page, PageUse use);
   PageUse use(PageId page) const;
 
@@ -54,11 +55,16 @@ class KvPool {
   int64_t layer_pitch() const { return layer_pitch_; }
 
  private:
+  size_t index(PageId page) const;
+  void poison(PageId page);
+
   KvShape shape_;
   device::Buffer buffer_;
   int64_t page_pitch_ = 0, layer_pitch_ = 0;
+  bool poison_ = false;
+  PageCounts counts_;
   std::vector<PageUse> use_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> free_;  // the last one is given next
 };
 
 }  // namespace kadence::state

@@ -34,9 +34,9 @@ const char* to_string(SlotUse use);
 enum class Origin : uint8_t { kExtend, kStep };
 
 struct SlotStamp {
-  int64_t depth = -1;      // tokens that the state has seen; -1 = unknown
-  bool written = false;    // something wrote state and window at that depth
-  bool accepted = false;   // every token of it is accepted (no draft)
+  int64_t depth = -1;     // tokens that the state has seen; -1 = unknown
+  bool written = false;   // something wrote state and window at that depth
+  bool accepted = false;  // every token of it is accepted (no draft)
   Origin origin = Origin::kExtend;
 };
 
@@ -49,21 +49,25 @@ class StatePool {
   // Allocates `slots` >= 1 slots. Throws Error{kDevice} when the memory is not to be had, naming bytes and slots.
   StatePool(const StateShape& shape, int32_t slots, const device::DeviceInfo& device);
 
-  // A free slot for `use` with an empty stamp, or nothing when none is free.
+  // A free slot for `use` (working or reserved) with an empty stamp, or nothing when none is free. With
+  // KADENCE_DEBUG_CHECKS its bytes are NaN (CPU).
   std::optional<SlotId> allocate(SlotUse use);
   // Back to the free list; the stamp is cleared. With KADENCE_DEBUG_CHECKS the bytes are filled with NaN (CPU).
   void release(SlotId slot);
-  // Moves a slot between uses, e.g. working -> cached on publication. Throws Error{kInternal} if it is free.
+  // Moves a slot between uses, e.g. working -> cached on publication. Throws Error{kInternal} if it is free, if it
+  // would be cached without a stamp that says written, accepted and a depth, or if it is cached (release() ends that).
   void set_use(SlotId slot, SlotUse use);
   SlotUse use(SlotId slot) const;
 
+  // Throws Error{kInternal} for a free slot and for a cached one, whose stamp is final.
   void set_stamp(SlotId slot, const SlotStamp& stamp);
   const SlotStamp& stamp(SlotId slot) const;
   // Throws Error{kInternal} unless the stamp says: written, accepted, exactly this depth (and this origin, if exact).
   void require_publishable(SlotId slot, int64_t depth, bool extend_only) const;
 
   SlotCounts counts() const;
-  // free + working + reserved + cached = capacity, and the free list has no slot twice. Throws Error{kInternal}.
+  // free + working + reserved + cached = capacity, the free list has no slot twice, cached slots are stamped and free
+  // ones are not. Throws Error{kInternal}.
   void check_accounting() const;
 
   const StateShape& shape() const { return shape_; }
@@ -79,17 +83,24 @@ class StatePool {
   int64_t window_layer_pitch() const { return window_layer_pitch_; }
 
  private:
+  size_t index(SlotId slot) const;
+  size_t taken(SlotId slot, const char* verb) const;  // index of a slot that is not free
+  void poison(SlotId slot);
+
   StateShape shape_;
   device::Buffer buffer_;
   void *states_ = nullptr, *windows_ = nullptr;
   int64_t state_slot_pitch_ = 0, state_layer_pitch_ = 0, window_slot_pitch_ = 0, window_layer_pitch_ = 0;
+  bool poison_ = false;
+  SlotCounts counts_;
   std::vector<SlotUse> use_;
   std::vector<SlotStamp> stamps_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> free_;  // the last one is given next
 };
 
 // Copies and clears that the executor runs on the device before the first layer of a step (deferred: the scheduler
-// thread never touches state memory). A copy supersedes a clear of the same destination.
+// thread never touches state memory). A copy supersedes a clear of the same destination. All of it may run in any
+// order: a slot that is written has one writer and is not read. Throws Error{kInternal} otherwise.
 class CopyPlan {
  public:
   void copy(SlotId src, SlotId dst);
@@ -106,9 +117,9 @@ class CopyPlan {
 
 // The grids of architecture.md section 4. All in tokens.
 struct Grids {
-  int64_t tree_page = 64;        // lcm(page, every side-buffer group)
-  int64_t checkpoint = 64;       // lcm(64, tree_page)
-  int64_t track = 256;           // lcm(checkpoint, track_interval)
+  int64_t tree_page = 64;   // lcm(page, every side-buffer group)
+  int64_t checkpoint = 64;  // lcm(64, tree_page)
+  int64_t track = 256;      // lcm(checkpoint, track_interval)
 };
 // index_group: rows of a pooled index page in tokens (64 * index_kpool), 0 = none. Throws Error{kInvalidArgument}.
 Grids make_grids(int64_t page_size, int64_t track_interval, int64_t index_group = 0);

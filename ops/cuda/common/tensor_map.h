@@ -1,0 +1,15 @@
+// Tensor maps of the copy engine, encoded on the host (about a microsecond, no allocation).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace kadence::ops::cuda {
+
+// A 2-D map over a bf16 matrix [rows][columns] with `pitch` elements from a row to the next (a multiple of 8; base
+// 16-byte aligned), for boxes of box_rows x 64 columns in the 128-byte swizzle. Rows at or past `rows` read as zeros.
+// Throws Error{kDevice}.
+CUtensorMap encode_bf16_map(const void* base, int64_t rows, int64_t columns, int64_t pitch, int box_rows);
+
+}  // namespace kadence::ops::cuda

@@ -279,7 +279,7 @@ InsertResult RadixTree::insert(const Namespace& ns, Tokens tokens, std::span<con
   }
 
   // Everything is checked before anything changes.
-  const Impl::Walk w = t.walk(t.find_root(ns), tokens);
+  Impl::Walk w = t.walk(t.find_root(ns), tokens);
   InsertResult result;
   result.pages.reserve(pages.size());
   for (const Node* n : w.path) result.pages.insert(result.pages.end(), n->pages.begin(), n->pages.end());
@@ -304,26 +304,23 @@ InsertResult RadixTree::insert(const Namespace& ns, Tokens tokens, std::span<con
   for (size_t i = known; i < marked; ++i) t.own(pages[i], false);
   if (!bad.empty()) throw_invalid("pages to publish", "pages that are valid and nowhere else", bad);
 
+  // Split before touching: what the key does not share keeps its own last use.
   ++t.clock;
+  if (!w.path.empty() && w.path.back()->depth > w.matched && (w.matched < d || state.valid())) {
+    w.path.back() = t.split(w.path.back(), w.matched);
+  }
   t.touch(w.path);
-  Node* end = nullptr;
-  if (w.matched == d) {
-    end = w.path.back();
-    if (end->depth > d && state.valid()) end = t.split(end, d);
-  } else {
-    Node* parent = nullptr;
-    if (w.path.empty()) {
+  Node* end = w.path.empty() ? nullptr : w.path.back();
+  if (w.matched < d) {
+    if (!end) {
       const auto [it, added] = t.roots.try_emplace(ns);
       if (added) {
         it->second = std::make_unique<Node>();
         it->second->ns = &it->first;
       }
-      parent = it->second.get();
-    } else {
-      parent = w.path.back();
-      if (parent->depth > w.matched) parent = t.split(parent, w.matched);
+      end = it->second.get();
     }
-    end = t.add_child(parent, tokens.subspan(static_cast<size_t>(w.matched)), pages.subspan(known));
+    end = t.add_child(end, tokens.subspan(static_cast<size_t>(w.matched)), pages.subspan(known));
   }
   if (state.valid()) {
     if (end->state.valid()) {

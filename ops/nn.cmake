@@ -1,2 +1,23 @@
 # Operators around KDA. Tests link kadence_ops_nn alone.
-target_sources(kadence_ops_nn PRIVATE)
+target_sources(kadence_ops_nn PRIVATE
+  cpu/attention.cc
+  cpu/attention_kernels.cc
+  cpu/gemm.cc
+  cpu/moe.cc
+  cpu/nn_kernels.cc
+  cpu/norm.cc
+  cpu/rope.cc
+  sampling.cc)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+target_link_libraries(kadence_ops_nn PRIVATE hwy::hwy DNNL::dnnl OpenMP::OpenMP_CXX)
+
+foreach(name attention gemm)
+  kadence_test(${name}_test SOURCES cpu/${name}_test.cc MODULES ops_nn)
+endforeach()
+if(KADENCE_BUILD_TESTS)
+  # Products choose their instruction set once a process.
+  foreach(isa avx2 baseline)
+    add_test(NAME gemm_test_${isa} COMMAND gemm_test)
+    set_tests_properties(gemm_test_${isa} PROPERTIES ENVIRONMENT KADENCE_TEST_ISA=${isa} TIMEOUT 300)
+  endforeach()
+endif()

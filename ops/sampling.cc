@@ -34,7 +34,9 @@ int32_t argmax(const float* values, size_t n) {
   return static_cast<int32_t>(best);
 }
 
-bool has_penalties(const SamplingParams& p) { return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0; }
+bool has_penalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
+}
 
 // values[0, n) are the logits; counts[0, n) is scratch.
 void apply_penalties(const SamplingParams& p, const TokenHistory& history, float* values, float* counts, size_t n) {
@@ -89,12 +91,14 @@ void validate(const SamplingParams& p) {
   require(p.top_k >= 0, "top_k", "0 (off) or more", p.top_k);
   require(p.top_p > 0 && p.top_p <= 1, "top_p", "above 0, at most 1", p.top_p);
   require(p.min_p >= 0 && p.min_p <= 1, "min_p", "between 0 and 1", p.min_p);
-  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty", "above 0", p.repetition_penalty);
+  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty", "above 0",
+          p.repetition_penalty);
   require(std::isfinite(p.presence_penalty), "presence_penalty", "a finite number", p.presence_penalty);
   require(std::isfinite(p.frequency_penalty), "frequency_penalty", "a finite number", p.frequency_penalty);
 }
 
-int32_t sample(std::span<const float> logits, const TokenHistory& history, const SamplingParams& params, uint64_t index, std::vector<float>& scratch) {
+int32_t sample(std::span<const float> logits, const TokenHistory& history, const SamplingParams& params, uint64_t index,
+               std::vector<float>& scratch) {
   const size_t n = logits.size();
   if (n == 0) base::throw_invalid("logits", "one or more", "none");
   const float* values = logits.data();
@@ -110,7 +114,9 @@ int32_t sample(std::span<const float> logits, const TokenHistory& history, const
   if (params.temperature == 0 || params.top_k == 1 || !std::isfinite(top)) return best;
 
   const double inverse = 1.0 / params.temperature;
-  const auto weight = [&](int32_t id) { return std::exp((static_cast<double>(comparable(values[id])) - top) * inverse); };
+  const auto weight = [&](int32_t id) {
+    return std::exp((static_cast<double>(comparable(values[id])) - top) * inverse);
+  };
   const double u = base::draw_uniform(params.seed, index);
   thread_local std::vector<int32_t> order;
   order.resize(n);
@@ -122,7 +128,8 @@ int32_t sample(std::span<const float> logits, const TokenHistory& history, const
   }
   if (params.top_p < 1) {
     double total = 0;
-    std::sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(count == n ? 0 : count));  // sums in the order of ids
+    std::sort(order.begin(),
+              order.begin() + static_cast<ptrdiff_t>(count == n ? 0 : count));  // sums in the order of ids
     for (size_t i = 0; i < count; ++i) total += weight(order[i]);
     // A heap, because the nucleus is usually a small part of the vocabulary. The best is taken from its front.
     const auto worse = [better = Better{values}](int32_t a, int32_t b) { return better(b, a); };

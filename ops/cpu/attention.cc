@@ -36,7 +36,8 @@ struct Layout {
     width = int64_t{s.latent} + s.shared;
     const int64_t queries = phase == GemmPhase::kPrefill ? kQueryTile * std::min(s.heads, kHeadGroup) : s.heads;
     lanes = base::round_up<int64_t>(queries, kMaxStrip);
-    q = floats(lanes * width), keys = floats((kKeyBlock + kKeyPadding) * width), scores = floats((kKeyBlock + kKeyPadding) * kMaxStrip);
+    q = floats(lanes * width), keys = floats((kKeyBlock + kKeyPadding) * width),
+    scores = floats((kKeyBlock + kKeyPadding) * kMaxStrip);
     acc = floats(lanes * s.latent), stats = floats(3 * lanes);
   }
   size_t worker() const { return q + keys + scores + acc + stats; }
@@ -65,7 +66,8 @@ void check(const AttentionShape& s, const LatentPages& p) {
   require(s.latent >= 1, "latent width", "1 or more", s.latent);
   require(s.shared >= 0, "shared key width", "0 or more", s.shared);
   require(p.page_size >= 1, "page size", "1 or more", p.page_size);
-  require(p.page_pitch >= int64_t{p.page_size} * (s.latent + s.shared), "page pitch", "page_size*(R+P) or more", p.page_pitch);
+  require(p.page_pitch >= int64_t{p.page_size} * (s.latent + s.shared), "page pitch", "page_size*(R+P) or more",
+          p.page_pitch);
   if (p.dtype != base::DType::kF32 && p.dtype != base::DType::kBF16 && p.dtype != base::DType::kF16)
     base::throw_invalid("dtype of latent pages", "float32, bfloat16 or float16", base::to_string(p.dtype));
 }
@@ -79,22 +81,27 @@ void check_rows(const AttentionBatch& b, const LatentPages& p) {
     if (tokens == 0) continue;
     if (b.start[i] < 0) base::throw_invalid("start" + row, "0 or more", std::to_string(b.start[i]));
     const int64_t used = base::ceil_div<int64_t>(end, p.page_size);
-    if (used > b.max_pages) base::throw_invalid("pages" + row, std::to_string(b.max_pages) + " or fewer", std::to_string(used));
+    if (used > b.max_pages)
+      base::throw_invalid("pages" + row, std::to_string(b.max_pages) + " or fewer", std::to_string(used));
     for (int64_t j = 0; j < used; ++j) {
       const int32_t page = b.page_table[i * b.max_pages + j];
       if (page < 0 || page >= p.pages)
-        base::throw_invalid("page " + std::to_string(j) + row, "an id below " + std::to_string(p.pages), std::to_string(page));
+        base::throw_invalid("page " + std::to_string(j) + row, "an id below " + std::to_string(p.pages),
+                            std::to_string(page));
     }
   }
 }
 
 // Keys [begin, begin + count) of a row, as fp32 [count, width], and zeros for the padding.
-void gather(device::Isa isa, const LatentPages& p, const int32_t* table, int64_t width, int64_t begin, int64_t count, float* dst) {
+void gather(device::Isa isa, const LatentPages& p, const int32_t* table, int64_t width, int64_t begin, int64_t count,
+            float* dst) {
   for (int64_t k = 0; k < count;) {
-    const int64_t position = begin + k, at = position % p.page_size, run = std::min<int64_t>(p.page_size - at, count - k);
+    const int64_t position = begin + k, at = position % p.page_size,
+                  run = std::min<int64_t>(p.page_size - at, count - k);
     const int64_t offset = table[position / p.page_size] * p.page_pitch + at * width;
     if (p.dtype == base::DType::kF32)
-      std::memcpy(dst + k * width, static_cast<const float*>(p.base) + offset, static_cast<size_t>(run * width) * sizeof(float));
+      std::memcpy(dst + k * width, static_cast<const float*>(p.base) + offset,
+                  static_cast<size_t>(run * width) * sizeof(float));
     else
       widen(isa, static_cast<const uint16_t*>(p.base) + offset, p.dtype, dst + k * width, run * width);
     k += run;
@@ -103,8 +110,8 @@ void gather(device::Isa isa, const LatentPages& p, const int32_t* table, int64_t
 }
 
 // One strip's view of the worker's buffers.
-StripArgs strip_args(const AttentionShape& s, const Layout& l, const Worker& w, int32_t strip_lanes, int64_t first_lane, float* acc, float* top,
-                     float* sum) {
+StripArgs strip_args(const AttentionShape& s, const Layout& l, const Worker& w, int32_t strip_lanes, int64_t first_lane,
+                     float* acc, float* top, float* sum) {
   StripArgs a;
   a.lanes = strip_lanes, a.latent = s.latent, a.width = static_cast<int32_t>(l.width);
   a.q = w.q + first_lane * l.width, a.keys = w.keys, a.scores = w.scores;
@@ -157,7 +164,8 @@ void run_prefill_task(const Call& c, const PrefillTask& t, std::byte* ws) {
   pack_queries(
       l, c.shape.scale, lanes, strip,
       [&](int64_t lane) {
-        return lane < queries ? c.q + (token + position(lane)) * c.q_pitch + (t.first_head + lane % t.heads) * l.width : nullptr;
+        return lane < queries ? c.q + (token + position(lane)) * c.q_pitch + (t.first_head + lane % t.heads) * l.width
+                              : nullptr;
       },
       w.q);
   start(lanes, c.shape.latent, w.acc, w.top, w.sum);
@@ -174,7 +182,8 @@ void run_prefill_task(const Call& c, const PrefillTask& t, std::byte* ws) {
       attend_strip(c.isa, a);
     }
   }
-  for (int64_t lane = 0; lane < lanes; lane += strip) finish_strip(c.isa, strip, c.shape.latent, w.acc + lane * c.shape.latent, w.sum + lane);
+  for (int64_t lane = 0; lane < lanes; lane += strip)
+    finish_strip(c.isa, strip, c.shape.latent, w.acc + lane * c.shape.latent, w.sum + lane);
   for (int64_t lane = 0; lane < queries; ++lane) {
     float* dst = c.out + (token + position(lane)) * c.out_pitch + (t.first_head + lane % t.heads) * c.shape.latent;
     const float* column = w.acc + lane / strip * strip * c.shape.latent + lane % strip;
@@ -191,7 +200,8 @@ void prefill(const Call& c, void* workspace, device::Stream& stream) {
   int64_t tiles = 0, work = 0;
   for (int32_t i = 0; i < c.batch.rows; ++i) {
     tiles += tiles_of(i);
-    work += (c.batch.seq_begin[i + 1] - c.batch.seq_begin[i]) * (c.batch.seq_begin[i + 1] - c.batch.seq_begin[i] + c.batch.start[i]);
+    work += (c.batch.seq_begin[i + 1] - c.batch.seq_begin[i]) *
+            (c.batch.seq_begin[i + 1] - c.batch.seq_begin[i] + c.batch.start[i]);
   }
   const auto run = [&](int64_t index, int worker) {
     // Backwards: a row's late tiles see the most keys and should not be left for the end.
@@ -214,24 +224,30 @@ void prefill(const Call& c, void* workspace, device::Stream& stream) {
 void decode(const Call& c, void* workspace, device::Stream& stream) {
   const Layout& l = c.layout;
   const int threads = stream.info().threads;
-  auto* shared = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + static_cast<size_t>(threads) * l.worker());
+  auto* shared =
+      reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + static_cast<size_t>(threads) * l.worker());
   const int32_t vector = attention_lanes(c.isa), strip = c.shape.heads <= vector ? vector : 2 * vector;
   const int64_t lanes = base::round_up<int64_t>(c.shape.heads, strip), part_floats = l.part_floats(c.shape);
   for (int32_t first = 0; first < c.batch.rows; first += kDecodeRows) {
     const int32_t rows = std::min(kDecodeRows, c.batch.rows - first);
-    const auto keys_of = [&](int32_t row) { return c.batch.seq_begin[row + 1] > c.batch.seq_begin[row] ? c.batch.start[row] + 1 : 0; };
+    const auto keys_of = [&](int32_t row) {
+      return c.batch.seq_begin[row + 1] > c.batch.seq_begin[row] ? c.batch.start[row] + 1 : 0;
+    };
     int64_t work = 0;
     for (int32_t i = 0; i < rows; ++i) work += keys_of(first + i);
     const auto run = [&](int64_t index, int worker) {
-      const int32_t i = static_cast<int32_t>(index) / kDecodeParts, part = static_cast<int32_t>(index) % kDecodeParts, row = first + i;
-      const int64_t keys = keys_of(row), span = part_keys(keys), begin = part * span, end = std::min(keys, begin + span);
+      const int32_t i = static_cast<int32_t>(index) / kDecodeParts, part = static_cast<int32_t>(index) % kDecodeParts,
+                    row = first + i;
+      const int64_t keys = keys_of(row), span = part_keys(keys), begin = part * span,
+                    end = std::min(keys, begin + span);
       if (begin >= end) return;
       const Worker w(l, static_cast<std::byte*>(workspace) + static_cast<size_t>(worker) * l.worker());
       float* acc = shared + index * part_floats;
       float *top = acc + l.lanes * c.shape.latent, *sum = top + l.lanes;
       const float* q = c.q + c.batch.seq_begin[row] * c.q_pitch;
       pack_queries(
-          l, c.shape.scale, lanes, strip, [&](int64_t lane) { return lane < c.shape.heads ? q + lane * l.width : nullptr; }, w.q);
+          l, c.shape.scale, lanes, strip,
+          [&](int64_t lane) { return lane < c.shape.heads ? q + lane * l.width : nullptr; }, w.q);
       start(lanes, c.shape.latent, acc, top, sum);
       for (int64_t key = begin; key < end; key += kKeyBlock) {
         const int64_t count = std::min<int64_t>(kKeyBlock, end - key);
@@ -253,7 +269,9 @@ void decode(const Call& c, void* workspace, device::Stream& stream) {
       float* out = c.out + c.batch.seq_begin[row] * c.out_pitch;
       for (int64_t lane = 0; lane < lanes; lane += strip) {
         float* strip_acc = acc + lane * c.shape.latent;
-        if (parts > 1) merge_strips(c.isa, strip, c.shape.latent, parts, strip_acc, part_floats, top + lane, sum + lane, part_floats);
+        if (parts > 1)
+          merge_strips(c.isa, strip, c.shape.latent, parts, strip_acc, part_floats, top + lane, sum + lane,
+                       part_floats);
         finish_strip(c.isa, strip, c.shape.latent, strip_acc, sum + lane);
         for (int64_t h = lane; h < std::min<int64_t>(lane + strip, c.shape.heads); ++h)
           for (int32_t r = 0; r < c.shape.latent; ++r) out[h * c.shape.latent + r] = strip_acc[r * strip + h - lane];
@@ -269,31 +287,34 @@ void decode(const Call& c, void* workspace, device::Stream& stream) {
 
 }  // namespace
 
-void write_latents(const AttentionShape& shape, const AttentionBatch& batch, const float* x, int64_t x_pitch, const LatentPages& pages,
-                   device::Stream& stream) {
+void write_latents(const AttentionShape& shape, const AttentionBatch& batch, const float* x, int64_t x_pitch,
+                   const LatentPages& pages, device::Stream& stream) {
   check(shape, pages);
   check_rows(batch, pages);
   const int64_t width = int64_t{shape.latent} + shape.shared;
   for (int32_t i = 0; i < batch.rows; ++i) {
     const int64_t first = batch.seq_begin[i];
-    for_rows(stream, batch.seq_begin[i + 1] - first, pages.dtype == base::DType::kF32 ? width : 8 * width, [&](int64_t t) {
-      const int64_t position = batch.start[i] + t;
-      const int64_t page = batch.page_table[i * batch.max_pages + position / pages.page_size];
-      const int64_t offset = page * pages.page_pitch + position % pages.page_size * width;
-      const float* src = x + (first + t) * x_pitch;
-      if (pages.dtype == base::DType::kF32) {
-        std::memcpy(static_cast<float*>(pages.base) + offset, src, static_cast<size_t>(width) * sizeof(float));
-      } else {
-        uint16_t* dst = static_cast<uint16_t*>(pages.base) + offset;
-        const bool bf16 = pages.dtype == base::DType::kBF16;
-        for (int64_t d = 0; d < width; ++d) dst[d] = bf16 ? base::f32_to_bf16(src[d]) : base::f32_to_f16(src[d]);
-      }
-    });
+    for_rows(stream, batch.seq_begin[i + 1] - first, pages.dtype == base::DType::kF32 ? width : 8 * width,
+             [&](int64_t t) {
+               const int64_t position = batch.start[i] + t;
+               const int64_t page = batch.page_table[i * batch.max_pages + position / pages.page_size];
+               const int64_t offset = page * pages.page_pitch + position % pages.page_size * width;
+               const float* src = x + (first + t) * x_pitch;
+               if (pages.dtype == base::DType::kF32) {
+                 std::memcpy(static_cast<float*>(pages.base) + offset, src, static_cast<size_t>(width) * sizeof(float));
+               } else {
+                 uint16_t* dst = static_cast<uint16_t*>(pages.base) + offset;
+                 const bool bf16 = pages.dtype == base::DType::kBF16;
+                 for (int64_t d = 0; d < width; ++d)
+                   dst[d] = bf16 ? base::f32_to_bf16(src[d]) : base::f32_to_f16(src[d]);
+               }
+             });
   }
 }
 
-void latent_attention(GemmPhase phase, const AttentionShape& shape, const AttentionBatch& batch, const float* q, int64_t q_pitch,
-                      const LatentPages& pages, float* out, int64_t out_pitch, void* workspace, device::Stream& stream) {
+void latent_attention(GemmPhase phase, const AttentionShape& shape, const AttentionBatch& batch, const float* q,
+                      int64_t q_pitch, const LatentPages& pages, float* out, int64_t out_pitch, void* workspace,
+                      device::Stream& stream) {
   check(shape, pages);
   check_rows(batch, pages);
   const Layout layout(shape, phase);
@@ -301,7 +322,8 @@ void latent_attention(GemmPhase phase, const AttentionShape& shape, const Attent
   if (phase == GemmPhase::kPrefill) return prefill(call, workspace, stream);
   for (int32_t i = 0; i < batch.rows; ++i) {
     const int64_t tokens = batch.seq_begin[i + 1] - batch.seq_begin[i];
-    if (tokens > 1) base::throw_invalid("queries of row " + std::to_string(i) + " in decode", "at most 1", std::to_string(tokens));
+    if (tokens > 1)
+      base::throw_invalid("queries of row " + std::to_string(i) + " in decode", "at most 1", std::to_string(tokens));
   }
   decode(call, workspace, stream);
 }
@@ -309,7 +331,8 @@ void latent_attention(GemmPhase phase, const AttentionShape& shape, const Attent
 size_t latent_attention_workspace(const AttentionShape& shape, int threads) {
   const Layout prefill_layout(shape, GemmPhase::kPrefill), decode_layout(shape, GemmPhase::kDecode);
   const size_t parts = floats(decode_layout.part_floats(shape) * kDecodeRows * kDecodeParts);
-  return std::max(static_cast<size_t>(threads) * prefill_layout.worker(), static_cast<size_t>(threads) * decode_layout.worker() + parts);
+  return std::max(static_cast<size_t>(threads) * prefill_layout.worker(),
+                  static_cast<size_t>(threads) * decode_layout.worker() + parts);
 }
 
 }  // namespace kadence::ops

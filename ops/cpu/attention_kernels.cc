@@ -23,8 +23,9 @@ inline constexpr int32_t kRows = 4;
 // c[i, :] = start + sum over k of a[i, k] * b[k, :] for kM rows and kN vectors of columns, k ascending;
 // start = c[i, :] * scale if kScaled, else 0. a[i, k] is at a + i*a_row + k*a_col.
 template <int kM, int kN, bool kScaled>
-HWY_INLINE void product_tile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_col, const float* HWY_RESTRICT b, int64_t b_pitch, int32_t depth,
-                             float* HWY_RESTRICT c, int64_t c_pitch, const float* HWY_RESTRICT scale) {
+HWY_INLINE void product_tile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_col, const float* HWY_RESTRICT b,
+                             int64_t b_pitch, int32_t depth, float* HWY_RESTRICT c, int64_t c_pitch,
+                             const float* HWY_RESTRICT scale) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   VF acc[kM][kN];
@@ -55,8 +56,8 @@ void AttendStripN(const StripArgs& args) {
   const int32_t end = args.keys_end, full = args.full_keys, pitch = args.lanes;
   // Scores, in groups of keys; the last group runs into the padding.
   for (int32_t k = 0; k < end; k += kRows)
-    product_tile<kRows, kN, false>(args.keys + static_cast<int64_t>(k) * args.width, args.width, 1, args.q, pitch, args.width, args.scores + k * pitch,
-                                   pitch, nullptr);
+    product_tile<kRows, kN, false>(args.keys + static_cast<int64_t>(k) * args.width, args.width, 1, args.q, pitch,
+                                   args.width, args.scores + k * pitch, pitch, nullptr);
   HWY_ALIGN float scale[kMaxStrip];
   const VF minus_inf = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int n = 0; n < kN; ++n) {
@@ -67,7 +68,8 @@ void AttendStripN(const StripArgs& args) {
     if (full < end) {
       const VF limit = hn::LoadU(d, args.limits + n * lanes);
       for (int32_t k = full; k < end; ++k) {
-        const VF v = hn::IfThenElse(hn::Lt(hn::Set(d, static_cast<float>(k)), limit), hn::LoadU(d, s + k * pitch), minus_inf);
+        const VF v =
+            hn::IfThenElse(hn::Lt(hn::Set(d, static_cast<float>(k)), limit), hn::LoadU(d, s + k * pitch), minus_inf);
         hn::StoreU(v, d, s + k * pitch);
         top = hn::Max(top, v);
       }
@@ -85,10 +87,13 @@ void AttendStripN(const StripArgs& args) {
   }
   int32_t r = 0;
   for (; r + kRows <= args.latent; r += kRows)
-    product_tile<kRows, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch, scale);
+    product_tile<kRows, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch,
+                                  scale);
   for (; r < args.latent; ++r)
-    product_tile<1, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch, scale);
-  // Keys that some lanes do not see are selected, not multiplied by zero: those lanes' bits stay, whatever the key holds.
+    product_tile<1, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch,
+                              scale);
+  // Keys that some lanes do not see are selected, not multiplied by zero: those lanes' bits stay, whatever the key
+  // holds.
   for (int32_t k = full; k < end; ++k) {
     const float* key = args.keys + static_cast<int64_t>(k) * args.width;
     for (int n = 0; n < kN; ++n) {
@@ -113,7 +118,8 @@ void AttendStrip(const StripArgs& args) {
 
 int32_t AttentionLanes() { return static_cast<int32_t>(hn::Lanes(DF())); }
 
-void MergeStrips(int32_t lanes, int32_t latent, int32_t parts, float* acc, int64_t acc_pitch, float* top, float* sum, int64_t stat_pitch) {
+void MergeStrips(int32_t lanes, int32_t latent, int32_t parts, float* acc, int64_t acc_pitch, float* top, float* sum,
+                 int64_t stat_pitch) {
   const DF d;
   for (int32_t n = 0; n < lanes; n += static_cast<int32_t>(hn::Lanes(d))) {
     VF best = hn::LoadU(d, top + n);
@@ -151,13 +157,15 @@ void Widen(const uint16_t* src, base::DType dtype, float* dst, int64_t n) {
     const hn::ScalableTag<uint32_t> du;
     const hn::Rebind<uint16_t, decltype(du)> dh;
     const auto lanes = static_cast<int64_t>(hn::Lanes(du));
-    for (; i + lanes <= n; i += lanes) hn::StoreU(hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, src + i)))), DF(), dst + i);
+    for (; i + lanes <= n; i += lanes)
+      hn::StoreU(hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, src + i)))), DF(), dst + i);
     for (; i < n; ++i) dst[i] = base::bf16_to_f32(src[i]);
   } else {
     const hn::Rebind<uint16_t, DF> du;
     const hn::Rebind<hwy::float16_t, DF> dh;
     const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
-    for (; i + lanes <= n; i += lanes) hn::StoreU(hn::PromoteTo(DF(), hn::BitCast(dh, hn::LoadU(du, src + i))), DF(), dst + i);
+    for (; i + lanes <= n; i += lanes)
+      hn::StoreU(hn::PromoteTo(DF(), hn::BitCast(dh, hn::LoadU(du, src + i))), DF(), dst + i);
     for (; i < n; ++i) dst[i] = base::f16_to_f32(src[i]);
   }
 }
@@ -178,14 +186,16 @@ HWY_EXPORT(Widen);
 
 int32_t attention_lanes(device::Isa isa) { return KADENCE_NN_DISPATCH(AttentionLanes, isa)(); }
 void attend_strip(device::Isa isa, const StripArgs& args) { KADENCE_NN_DISPATCH(AttendStrip, isa)(args); }
-void merge_strips(device::Isa isa, int32_t lanes, int32_t latent, int32_t parts, float* acc, int64_t acc_pitch, float* top, float* sum,
-                  int64_t stat_pitch) {
+void merge_strips(device::Isa isa, int32_t lanes, int32_t latent, int32_t parts, float* acc, int64_t acc_pitch,
+                  float* top, float* sum, int64_t stat_pitch) {
   KADENCE_NN_DISPATCH(MergeStrips, isa)(lanes, latent, parts, acc, acc_pitch, top, sum, stat_pitch);
 }
 void finish_strip(device::Isa isa, int32_t lanes, int32_t latent, float* acc, const float* sum) {
   KADENCE_NN_DISPATCH(FinishStrip, isa)(lanes, latent, acc, sum);
 }
-void widen(device::Isa isa, const uint16_t* src, base::DType dtype, float* dst, int64_t n) { KADENCE_NN_DISPATCH(Widen, isa)(src, dtype, dst, n); }
+void widen(device::Isa isa, const uint16_t* src, base::DType dtype, float* dst, int64_t n) {
+  KADENCE_NN_DISPATCH(Widen, isa)(src, dtype, dst, n);
+}
 
 }  // namespace kadence::ops
 #endif  // HWY_ONCE

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/nn_testing.h"
 
 namespace kadence::ops {
@@ -23,7 +24,8 @@ struct World {
   std::vector<int32_t> table;  // [sequences, max_pages]
   LatentPages pages;
 
-  World(AttentionShape s, base::DType t, int32_t ps, int64_t n, int64_t len, uint64_t seed) : shape(s), dtype(t), page_size(ps), sequences(n), length(len) {
+  World(AttentionShape s, base::DType t, int32_t ps, int64_t n, int64_t len, uint64_t seed)
+      : shape(s), dtype(t), page_size(ps), sequences(n), length(len) {
     width = s.latent + s.shared;
     max_pages = (len + ps - 1) / ps + 1;
     for (int64_t i = 0; i < n; ++i) {
@@ -54,7 +56,8 @@ struct World {
       std::vector<double> score(token + 1);
       double top = -1e300, sum = 0;
       for (int64_t k = 0; k <= token; ++k) {
-        for (int64_t d = 0; d < width; ++d) score[k] += static_cast<double>(queries[seq][(token * shape.heads + h) * width + d]) * latent(seq, k, d);
+        for (int64_t d = 0; d < width; ++d)
+          score[k] += static_cast<double>(queries[seq][(token * shape.heads + h) * width + d]) * latent(seq, k, d);
         score[k] *= shape.scale;
         top = std::max(top, score[k]);
       }
@@ -73,14 +76,18 @@ struct Span {
   int64_t sequence, begin, end;
 };
 
-// Runs spans of sequences as the rows of one call; writes their latents first if `write`. Returns [rows' tokens, heads*R].
-std::vector<float> run(World& w, const std::vector<Span>& spans, GemmPhase phase, device::Stream& stream, bool write = true) {
+// Runs spans of sequences as the rows of one call; writes their latents first if `write`. Returns [rows' tokens,
+// heads*R].
+std::vector<float> run(World& w, const std::vector<Span>& spans, GemmPhase phase, device::Stream& stream,
+                       bool write = true) {
   std::vector<int64_t> begin = {0}, start;
   std::vector<int32_t> table;
-  const int64_t qd = w.shape.heads * w.width, od = w.shape.heads * w.shape.latent, qp = qd + 5, op = od + 3, xp = w.width + 1;
+  const int64_t qd = w.shape.heads * w.width, od = w.shape.heads * w.shape.latent, qp = qd + 5, op = od + 3,
+                xp = w.width + 1;
   for (const Span& s : spans) {
     begin.push_back(begin.back() + s.end - s.begin), start.push_back(s.begin);
-    table.insert(table.end(), w.table.begin() + s.sequence * w.max_pages, w.table.begin() + (s.sequence + 1) * w.max_pages);
+    table.insert(table.end(), w.table.begin() + s.sequence * w.max_pages,
+                 w.table.begin() + (s.sequence + 1) * w.max_pages);
   }
   const int64_t tokens = begin.back();
   std::vector<float> q(static_cast<size_t>((tokens + 2) * qp), kNaN), x(static_cast<size_t>((tokens + 2) * xp), kNaN);
@@ -120,7 +127,8 @@ TEST_P(Attention, AgreesWithDouble) {
         World w(shape, dtype, page_size, 1, 331, 5);
         const auto got = run(w, {{0, 0, 331}}, GemmPhase::kPrefill, stream);
         const int64_t od = shape.heads * shape.latent;
-        for (const int64_t t : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{127}, int64_t{128}, int64_t{200}, int64_t{330}}) {
+        for (const int64_t t : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{127}, int64_t{128},
+                                int64_t{200}, int64_t{330}}) {
           const auto want = w.want(0, t);
           const auto step = run(w, {{0, t, t + 1}}, GemmPhase::kDecode, stream, false);
           for (int64_t i = 0; i < od; ++i) {
@@ -151,15 +159,18 @@ TEST_P(Attention, PrefillBitsDependOnThePositionAlone) {
     for (int64_t s = 0; s < 3; ++s) whole.push_back(run(w, {{s, 0, 450}}, GemmPhase::kPrefill, one));
     w.poison();
     // Sequence 0 in three cuts beside parts of the others; every cut sees NaN after its own end.
-    const std::vector<std::vector<Span>> calls = {
-        {{0, 0, 128}, {1, 0, 64}, {2, 0, 1}},  {{1, 64, 70}, {0, 128, 192}, {2, 0, 450}}, {{0, 192, 192}, {1, 64, 450}}, {{0, 192, 397}},
-        {{0, 384, 450}, {2, 64, 65}}};
+    const std::vector<std::vector<Span>> calls = {{{0, 0, 128}, {1, 0, 64}, {2, 0, 1}},
+                                                  {{1, 64, 70}, {0, 128, 192}, {2, 0, 450}},
+                                                  {{0, 192, 192}, {1, 64, 450}},
+                                                  {{0, 192, 397}},
+                                                  {{0, 384, 450}, {2, 64, 65}}};
     int call = 0;
     for (const auto& spans : calls) {
       const auto got = run(w, spans, GemmPhase::kPrefill, call++ % 2 ? one : three);
       int64_t at = 0;
       for (const Span& s : spans) {
-        ASSERT_TRUE(same_bits(&got[at * od], &whole[s.sequence][s.begin * od], (s.end - s.begin) * od)) << "call " << call << " sequence " << s.sequence;
+        ASSERT_TRUE(same_bits(&got[at * od], &whole[s.sequence][s.begin * od], (s.end - s.begin) * od))
+            << "call " << call << " sequence " << s.sequence;
         at += s.end - s.begin;
       }
     }
@@ -218,6 +229,12 @@ TEST_P(Attention, RefusesWhatItCannotDo) {
 
 INSTANTIATE_TEST_SUITE_P(Isas, Attention, ::testing::ValuesIn(testing::all_isas()),
                          [](const auto& info) { return std::string(device::to_string(info.param)); });
+
+TEST(Dispatch, FollowsTheStreamNotTheMachine) {
+  const int32_t want[] = {0, 4, 8, 16};  // floats a vector: auto (never asked), baseline, avx2, avx512
+  for (const device::Isa isa : testing::all_isas())
+    EXPECT_EQ(attention_lanes(isa), want[static_cast<int>(isa)]) << device::to_string(isa);
+}
 
 TEST(Rope, RotatesPairsByPosition) {
   auto stream = device::Stream::cpu(2);

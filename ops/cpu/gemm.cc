@@ -75,7 +75,8 @@ std::unique_ptr<PanelPrimitives> make_primitives(int64_t in, int64_t out) {
     const int64_t m = gemm_rows(p);
     const memory::desc src({m, in}, kF32, memory::format_tag::ab);
     const memory::desc dst({m, out}, kF32, memory::format_tag::ab);
-    const memory::desc weight = p == GemmPhase::kPrefill ? memory::desc({in, out}, kF32, memory::format_tag::any) : result->weight;
+    const memory::desc weight =
+        p == GemmPhase::kPrefill ? memory::desc({in, out}, kF32, memory::format_tag::any) : result->weight;
     const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(src, weight, dst), attr, cpu_engine());
     if (p == GemmPhase::kPrefill) result->weight = pd.weights_desc();
     result->phases[p == GemmPhase::kPrefill ? 0 : 1] = {src, dst, pd.scratchpad_desc(), dnnl::matmul(pd)};
@@ -105,7 +106,9 @@ struct ThreadContext {
     const auto it = objects.find(&phase);
     if (it != objects.end()) return it->second;
     const dnnl::engine& e = cpu_engine();
-    return objects.emplace(&phase, Objects{memory(phase.src, e, nullptr), memory(phase.dst, e, nullptr), memory(phase.scratch, e, nullptr)})
+    return objects
+        .emplace(&phase, Objects{memory(phase.src, e, nullptr), memory(phase.dst, e, nullptr),
+                                 memory(phase.scratch, e, nullptr)})
         .first->second;
   }
 };
@@ -116,11 +119,14 @@ void run_panel(const PanelPrimitives::Phase& phase, const float* x, dnnl_memory_
   o.src.set_data_handle(const_cast<float*>(x));
   o.dst.set_data_handle(y);
   o.scratch.set_data_handle(scratch);
-  const dnnl_exec_arg_t args[] = {
-      {DNNL_ARG_SRC, o.src.get()}, {DNNL_ARG_WEIGHTS, weight}, {DNNL_ARG_DST, o.dst.get()}, {DNNL_ARG_SCRATCHPAD, o.scratch.get()}};
+  const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, o.src.get()},
+                                  {DNNL_ARG_WEIGHTS, weight},
+                                  {DNNL_ARG_DST, o.dst.get()},
+                                  {DNNL_ARG_SCRATCHPAD, o.scratch.get()}};
   const dnnl_status_t status = dnnl_primitive_execute(phase.primitive.get(), context.stream.get(), 4, args);
   if (status != dnnl_success)
-    base::throw_error(base::ErrorCode::kInternal, "oneDNN refused to run a product, status " + std::to_string(static_cast<int>(status)));
+    base::throw_error(base::ErrorCode::kInternal,
+                      "oneDNN refused to run a product, status " + std::to_string(static_cast<int>(status)));
 }
 
 void convert_row(const void* data, int64_t row, int64_t in, base::DType dtype, float* dst) {
@@ -136,7 +142,8 @@ void convert_row(const void* data, int64_t row, int64_t in, base::DType dtype, f
 }
 
 void copy_rows(float* dst, int64_t dst_pitch, const float* src, int64_t src_pitch, int64_t rows, int64_t width) {
-  for (int64_t r = 0; r < rows; ++r) std::memcpy(dst + r * dst_pitch, src + r * src_pitch, static_cast<size_t>(width) * sizeof(float));
+  for (int64_t r = 0; r < rows; ++r)
+    std::memcpy(dst + r * dst_pitch, src + r * src_pitch, static_cast<size_t>(width) * sizeof(float));
 }
 
 std::mutex isa_mutex;
@@ -152,9 +159,10 @@ void set_gemm_isa(device::Isa isa) {
   if (isa == device::Isa::kAvx2) cap = dnnl::cpu_isa::avx2;
   if (isa == device::Isa::kAvx512) cap = dnnl::cpu_isa::avx512_core;
   if (products_started || dnnl::set_max_cpu_isa(cap) != dnnl::status::success)
-    base::throw_error(base::ErrorCode::kInvalidArgument, std::string("isa of matrix products: wanted a choice before the first product, got ") +
-                                                             device::to_string(isa) + " after products ran with " +
-                                                             device::to_string(device::resolve_isa(isa_cap)));
+    base::throw_error(base::ErrorCode::kInvalidArgument,
+                      std::string("isa of matrix products: wanted a choice before the first product, got ") +
+                          device::to_string(isa) + " after products ran with " +
+                          device::to_string(device::resolve_isa(isa_cap)));
   isa_cap = isa;
 }
 
@@ -170,7 +178,8 @@ struct Linear::Impl {
   size_t x_bytes = 0, y_bytes = 0, scratch_bytes = 0;  // of a tile workspace
 
   // Panels [first, last) of one tile whose input is a full, padded tile.
-  void run_panels(GemmPhase phase, const float* x_tile, float* y, int64_t y_pitch, int64_t rows, int64_t first, int64_t last, std::byte* ws) const {
+  void run_panels(GemmPhase phase, const float* x_tile, float* y, int64_t y_pitch, int64_t rows, int64_t first,
+                  int64_t last, std::byte* ws) const {
     float* y_tile = reinterpret_cast<float*>(ws + x_bytes);
     void* scratch = ws + x_bytes + y_bytes;
     const OneOmpThread one;
@@ -233,8 +242,10 @@ Linear Linear::create(std::span<const Part> parts, int64_t in, device::Stream& s
     std::vector<float> rows(static_cast<size_t>(panel.width * in));
     int64_t part_begin = 0;
     for (const Part& part : parts) {
-      const int64_t first = std::max(part_begin, panel.begin), last = std::min(part_begin + part.out, panel.begin + panel.width);
-      for (int64_t o = first; o < last; ++o) convert_row(part.data, o - part_begin, in, part.dtype, rows.data() + (o - panel.begin) * in);
+      const int64_t first = std::max(part_begin, panel.begin),
+                    last = std::min(part_begin + part.out, panel.begin + panel.width);
+      for (int64_t o = first; o < last; ++o)
+        convert_row(part.data, o - part_begin, in, part.dtype, rows.data() + (o - panel.begin) * in);
       part_begin += part.out;
     }
     const dnnl::engine& e = cpu_engine();
@@ -257,10 +268,13 @@ Linear Linear::create(const void* weight, base::DType dtype, int64_t out, int64_
 int64_t Linear::in() const { return impl_ ? impl_->in : 0; }
 int64_t Linear::out() const { return impl_ ? impl_->out : 0; }
 size_t Linear::weight_bytes() const { return impl_ ? impl_->weights.size() : 0; }
-size_t Linear::tile_workspace_bytes() const { return impl_ ? impl_->x_bytes + impl_->y_bytes + impl_->scratch_bytes : 0; }
+size_t Linear::tile_workspace_bytes() const {
+  return impl_ ? impl_->x_bytes + impl_->y_bytes + impl_->scratch_bytes : 0;
+}
 size_t Linear::workspace_bytes(int threads) const { return static_cast<size_t>(threads) * tile_workspace_bytes(); }
 
-void Linear::run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows, void* tile_workspace) const {
+void Linear::run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows,
+                      void* tile_workspace) const {
   KADENCE_CHECK(impl_ != nullptr);
   if (rows <= 0) return;
   KADENCE_CHECK(rows <= gemm_rows(phase));
@@ -269,21 +283,24 @@ void Linear::run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y
   impl_->run_panels(phase, tile, y, y_pitch, rows, 0, static_cast<int64_t>(impl_->panels.size()), ws);
 }
 
-void Linear::run(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows, void* workspace,
-                 device::Stream& stream) const {
+void Linear::run(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows,
+                 void* workspace, device::Stream& stream) const {
   KADENCE_CHECK(impl_ != nullptr);
   if (rows <= 0) return;
   const Impl& impl = *impl_;
-  const int64_t m = gemm_rows(phase), tiles = base::ceil_div(rows, m), panels = static_cast<int64_t>(impl.panels.size());
+  const int64_t m = gemm_rows(phase), tiles = base::ceil_div(rows, m),
+                panels = static_cast<int64_t>(impl.panels.size());
   const int threads = stream.info().threads;
   // Groups of panels are a matter of balance: a panel's bits are its own.
   int64_t groups = 1;
-  if (threads > 1 && tiles < 4 * threads) groups = std::min<int64_t>(panels, base::ceil_div<int64_t>(4 * threads, tiles));
+  if (threads > 1 && tiles < 4 * threads)
+    groups = std::min<int64_t>(panels, base::ceil_div<int64_t>(4 * threads, tiles));
   const auto task = [&](int64_t i, int worker) {
     const int64_t tile = i / groups, group = i % groups, row = tile * m, count = std::min(m, rows - row);
     std::byte* ws = static_cast<std::byte*>(workspace) + static_cast<size_t>(worker) * tile_workspace_bytes();
     const float* x_tile = impl.padded(phase, x + row * x_pitch, x_pitch, count, ws);
-    impl.run_panels(phase, x_tile, y + row * y_pitch, y_pitch, count, group * panels / groups, (group + 1) * panels / groups, ws);
+    impl.run_panels(phase, x_tile, y + row * y_pitch, y_pitch, count, group * panels / groups,
+                    (group + 1) * panels / groups, ws);
   };
   if (threads == 1 || tiles * m * impl.in * impl.out < kParallelWork) {
     groups = 1;

@@ -31,9 +31,11 @@ void check(const RouterShape& s) {
   };
   require(s.experts >= 1, "experts", "1 or more", s.experts);
   require(s.top_k >= 1 && s.top_k <= std::min(s.experts, kMaxTopK), "top_k", "1 to min(experts, 64)", s.top_k);
-  require(s.groups >= 1 && s.groups <= kMaxGroups && s.experts % s.groups == 0, "groups", "1 to 64, a divisor of experts", s.groups);
+  require(s.groups >= 1 && s.groups <= kMaxGroups && s.experts % s.groups == 0, "groups",
+          "1 to 64, a divisor of experts", s.groups);
   require(s.topk_groups >= 1 && s.topk_groups <= s.groups, "topk_groups", "1 to groups", s.topk_groups);
-  require(int64_t{s.topk_groups} * (s.experts / s.groups) >= s.top_k, "topk_groups", "enough groups to hold top_k experts", s.topk_groups);
+  require(int64_t{s.topk_groups} * (s.experts / s.groups) >= s.top_k, "topk_groups",
+          "enough groups to hold top_k experts", s.topk_groups);
 }
 
 float comparable(float v) { return std::isnan(v) ? -std::numeric_limits<float>::infinity() : v; }
@@ -85,16 +87,18 @@ void route_token(const RouterShape& s, const float* logits, const float* bias, i
 
 // Sizes of one layer's experts and the layout of the workspace.
 struct Layout {
-  int64_t width, inner, rows, block;                       // D, I, tile height, tokens a pass
-  size_t outputs, order, begin;                            // shared: [block*top_k, D], [block*top_k], [experts+1]
-  size_t gathered, gate_up, hidden, result, product;       // per worker
+  int64_t width, inner, rows, block;                  // D, I, tile height, tokens a pass
+  size_t outputs, order, begin;                       // shared: [block*top_k, D], [block*top_k], [experts+1]
+  size_t gathered, gate_up, hidden, result, product;  // per worker
   Layout(const Experts& e, const RouterShape& s, GemmPhase phase, int64_t tokens) {
-    KADENCE_CHECK(static_cast<int32_t>(e.gate_up.size()) == s.experts && static_cast<int32_t>(e.down.size()) == s.experts);
+    KADENCE_CHECK(static_cast<int32_t>(e.gate_up.size()) == s.experts &&
+                  static_cast<int32_t>(e.down.size()) == s.experts);
     width = e.down[0].out(), inner = e.down[0].in(), rows = gemm_rows(phase);
     const int64_t token_bytes = width * s.top_k * static_cast<int64_t>(sizeof(float));
     block = std::max<int64_t>(1, std::min(tokens, std::max<int64_t>(64, kOutputBytes / token_bytes)));
     outputs = floats(block * s.top_k * width), order = floats(block * s.top_k), begin = floats(s.experts + 1);
-    gathered = floats(rows * width), gate_up = floats(rows * 2 * inner), hidden = floats(rows * inner), result = floats(rows * width);
+    gathered = floats(rows * width), gate_up = floats(rows * 2 * inner), hidden = floats(rows * inner),
+    result = floats(rows * width);
     product = std::max(e.gate_up[0].tile_workspace_bytes(), e.down[0].tile_workspace_bytes());
   }
   size_t shared() const { return outputs + order + begin; }
@@ -103,22 +107,24 @@ struct Layout {
 
 }  // namespace
 
-void route(const RouterShape& shape, const float* logits, int64_t logits_pitch, const float* bias, int32_t* ids, float* weights, int64_t tokens,
-           device::Stream& stream) {
+void route(const RouterShape& shape, const float* logits, int64_t logits_pitch, const float* bias, int32_t* ids,
+           float* weights, int64_t tokens, device::Stream& stream) {
   check(shape);
   for_rows(stream, tokens, int64_t{30} * shape.experts, [&](int64_t t) {
     route_token(shape, logits + t * logits_pitch, bias, ids + t * shape.top_k, weights + t * shape.top_k);
   });
 }
 
-size_t moe_workspace(const Experts& experts, const RouterShape& shape, GemmPhase phase, int64_t max_tokens, int threads) {
+size_t moe_workspace(const Experts& experts, const RouterShape& shape, GemmPhase phase, int64_t max_tokens,
+                     int threads) {
   check(shape);
   const Layout l(experts, shape, phase, max_tokens);
   return l.shared() + static_cast<size_t>(threads) * l.worker();
 }
 
-void run_experts(GemmPhase phase, const Experts& experts, const RouterShape& shape, const float* x, int64_t x_pitch, const int32_t* ids,
-                 const float* weights, float* out, int64_t out_pitch, int64_t tokens, void* workspace, device::Stream& stream) {
+void run_experts(GemmPhase phase, const Experts& experts, const RouterShape& shape, const float* x, int64_t x_pitch,
+                 const int32_t* ids, const float* weights, float* out, int64_t out_pitch, int64_t tokens,
+                 void* workspace, device::Stream& stream) {
   if (tokens <= 0) return;
   check(shape);
   const Layout l(experts, shape, phase, tokens);
@@ -129,7 +135,8 @@ void run_experts(GemmPhase phase, const Experts& experts, const RouterShape& sha
   auto* begin = reinterpret_cast<int32_t*>(ws + l.outputs + l.order);
   for (int64_t i = 0; i < tokens * shape.top_k; ++i)
     if (ids[i] < 0 || ids[i] >= shape.experts)
-      base::throw_invalid("expert of token " + std::to_string(i / shape.top_k), "an id below " + std::to_string(shape.experts), std::to_string(ids[i]));
+      base::throw_invalid("expert of token " + std::to_string(i / shape.top_k),
+                          "an id below " + std::to_string(shape.experts), std::to_string(ids[i]));
 
   for (int64_t first = 0; first < tokens; first += l.block) {
     const int64_t count = std::min(l.block, tokens - first), slots = count * shape.top_k;
@@ -155,7 +162,8 @@ void run_experts(GemmPhase phase, const Experts& experts, const RouterShape& sha
       std::byte* product = w + l.result;
       const int64_t in = experts.gate_up[e].in();
       for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(gathered + r * in, x + (first + order[at + r] / shape.top_k) * x_pitch, static_cast<size_t>(in) * sizeof(float));
+        std::memcpy(gathered + r * in, x + (first + order[at + r] / shape.top_k) * x_pitch,
+                    static_cast<size_t>(in) * sizeof(float));
       // Zeros below, so that the products take the tiles as they are.
       std::fill(gathered + rows * in, gathered + l.rows * in, 0.0f);
       experts.gate_up[e].run_tile(phase, gathered, in, gate_up, 2 * l.inner, l.rows, product);
@@ -164,13 +172,15 @@ void run_experts(GemmPhase phase, const Experts& experts, const RouterShape& sha
       std::fill(hidden + rows * l.inner, hidden + l.rows * l.inner, 0.0f);
       experts.down[e].run_tile(phase, hidden, l.inner, result, l.width, l.rows, product);
       for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(outputs + order[at + r] * l.width, result + r * l.width, static_cast<size_t>(l.width) * sizeof(float));
+        std::memcpy(outputs + order[at + r] * l.width, result + r * l.width,
+                    static_cast<size_t>(l.width) * sizeof(float));
     };
     const auto run_nth = [&](int64_t task, int worker) {
       int64_t tile = task;
       for (int32_t e = 0; e < shape.experts; ++e) {
         const int64_t rows = begin[e + 1] - begin[e], expert_tiles = base::ceil_div(rows, l.rows);
-        if (tile < expert_tiles) return run_tile(e, begin[e] + tile * l.rows, std::min(l.rows, rows - tile * l.rows), worker);
+        if (tile < expert_tiles)
+          return run_tile(e, begin[e] + tile * l.rows, std::min(l.rows, rows - tile * l.rows), worker);
         tile -= expert_tiles;
       }
     };
@@ -180,8 +190,8 @@ void run_experts(GemmPhase phase, const Experts& experts, const RouterShape& sha
       stream.parallel_for(tiles, run_nth);
     }
     for_rows(stream, count, l.width * (shape.top_k + 2), [&](int64_t t) {
-      add_weighted_rows(isa, out + (first + t) * out_pitch, outputs + t * shape.top_k * l.width, l.width, weights + (first + t) * shape.top_k,
-                        shape.top_k, l.width);
+      add_weighted_rows(isa, out + (first + t) * out_pitch, outputs + t * shape.top_k * l.width, l.width,
+                        weights + (first + t) * shape.top_k, shape.top_k, l.width);
     });
   }
 }

@@ -23,8 +23,8 @@ inline int64_t highway_targets(device::Isa isa) {
 #if HWY_IDE || ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0)
 #define KADENCE_NN_DISPATCH(func, isa) (static_cast<void>(isa), HWY_DISPATCH_TABLE(func)[0])
 #else
-#define KADENCE_NN_DISPATCH(func, isa)                                                          \
-  (HWY_DISPATCH_TABLE(func)[hwy::Num0BitsBelowLS1Bit_Nonzero64(static_cast<uint64_t>(            \
+#define KADENCE_NN_DISPATCH(func, isa)                                                                  \
+  (HWY_DISPATCH_TABLE(func)[hwy::Num0BitsBelowLS1Bit_Nonzero64(static_cast<uint64_t>(                   \
       (HWY_CHOSEN_TARGET_SHIFT(::kadence::ops::highway_targets(isa)) | HWY_CHOSEN_TARGET_MASK_SCALAR) & \
       HWY_CHOSEN_TARGET_MASK_TARGETS & ~int64_t{1}))])
 #endif

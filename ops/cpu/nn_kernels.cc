@@ -20,10 +20,14 @@ HWY_INLINE void for_lanes(int64_t width, const F& f) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t i = 0;
   for (; i + lanes <= width; i += lanes)
-    f(i, [&](const float* p) HWY_ATTR { return hn::LoadU(d, p); }, [&](VF v, float* p) HWY_ATTR { hn::StoreU(v, d, p); });
+    f(
+        i, [&](const float* p) HWY_ATTR { return hn::LoadU(d, p); },
+        [&](VF v, float* p) HWY_ATTR { hn::StoreU(v, d, p); });
   if (i < width) {
     const auto rest = static_cast<size_t>(width - i);
-    f(i, [&](const float* p) HWY_ATTR { return load_first(d, p, rest); }, [&](VF v, float* p) HWY_ATTR { store_first(d, v, p, rest); });
+    f(
+        i, [&](const float* p) HWY_ATTR { return load_first(d, p, rest); },
+        [&](VF v, float* p) HWY_ATTR { store_first(d, v, p, rest); });
   }
 }
 
@@ -33,7 +37,8 @@ HWY_INLINE float inverse_rms(const float* HWY_RESTRICT x, float eps, int64_t wid
   VF s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
   int64_t i = 0;
   for (; i + 4 * lanes <= width; i += 4 * lanes) {
-    const VF a = hn::LoadU(d, x + i), b = hn::LoadU(d, x + i + lanes), c = hn::LoadU(d, x + i + 2 * lanes), e = hn::LoadU(d, x + i + 3 * lanes);
+    const VF a = hn::LoadU(d, x + i), b = hn::LoadU(d, x + i + lanes), c = hn::LoadU(d, x + i + 2 * lanes),
+             e = hn::LoadU(d, x + i + 3 * lanes);
     s0 = hn::MulAdd(a, a, s0), s1 = hn::MulAdd(b, b, s1), s2 = hn::MulAdd(c, c, s2), s3 = hn::MulAdd(e, e, s3);
   }
   for (; i + lanes <= width; i += lanes) {
@@ -51,7 +56,8 @@ HWY_INLINE float inverse_rms(const float* HWY_RESTRICT x, float eps, int64_t wid
 void RmsNormRow(const float* x, const float* weight, float eps, float* y, int64_t width) {
   const DF d;
   const VF scale = hn::Set(d, inverse_rms(x, eps, width));
-  for_lanes(width, [&](int64_t i, auto load, auto store) HWY_ATTR { store(hn::Mul(hn::Mul(load(x + i), scale), load(weight + i)), y + i); });
+  for_lanes(width, [&](int64_t i, auto load, auto store)
+                       HWY_ATTR { store(hn::Mul(hn::Mul(load(x + i), scale), load(weight + i)), y + i); });
 }
 
 void GatedRmsNormRow(const float* x, const float* z, const float* weight, float eps, float* y, int64_t width) {
@@ -64,7 +70,8 @@ void GatedRmsNormRow(const float* x, const float* z, const float* weight, float 
 }
 
 void AddRow(float* acc, const float* x, int64_t width) {
-  for_lanes(width, [&](int64_t i, auto load, auto store) HWY_ATTR { store(hn::Add(load(acc + i), load(x + i)), acc + i); });
+  for_lanes(width,
+            [&](int64_t i, auto load, auto store) HWY_ATTR { store(hn::Add(load(acc + i), load(x + i)), acc + i); });
 }
 
 void AddWeightedRows(float* out, const float* rows, int64_t pitch, const float* weights, int32_t count, int64_t width) {
@@ -113,10 +120,18 @@ void ElementaryRow(Elementary function, const float* x, float* y, int64_t width)
   for_lanes(width, [&](int64_t i, auto load, auto store) HWY_ATTR {
     const VF v = load(x + i);
     switch (function) {
-      case Elementary::kExp: store(exp_full(d, v), y + i); break;
-      case Elementary::kExpNonpositive: store(exp_nonpositive(d, v), y + i); break;
-      case Elementary::kSigmoid: store(sigmoid(d, v), y + i); break;
-      case Elementary::kTanh: store(tanh_full(d, v), y + i); break;
+      case Elementary::kExp:
+        store(exp_full(d, v), y + i);
+        break;
+      case Elementary::kExpNonpositive:
+        store(exp_nonpositive(d, v), y + i);
+        break;
+      case Elementary::kSigmoid:
+        store(sigmoid(d, v), y + i);
+        break;
+      case Elementary::kTanh:
+        store(tanh_full(d, v), y + i);
+        break;
     }
   });
 }
@@ -139,14 +154,19 @@ HWY_EXPORT(ElementaryRow);
 void rms_norm_row(device::Isa isa, const float* x, const float* weight, float eps, float* y, int64_t width) {
   KADENCE_NN_DISPATCH(RmsNormRow, isa)(x, weight, eps, y, width);
 }
-void gated_rms_norm_row(device::Isa isa, const float* x, const float* z, const float* weight, float eps, float* y, int64_t width) {
+void gated_rms_norm_row(device::Isa isa, const float* x, const float* z, const float* weight, float eps, float* y,
+                        int64_t width) {
   KADENCE_NN_DISPATCH(GatedRmsNormRow, isa)(x, z, weight, eps, y, width);
 }
-void add_row(device::Isa isa, float* acc, const float* x, int64_t width) { KADENCE_NN_DISPATCH(AddRow, isa)(acc, x, width); }
-void add_weighted_rows(device::Isa isa, float* out, const float* rows, int64_t pitch, const float* weights, int32_t count, int64_t width) {
+void add_row(device::Isa isa, float* acc, const float* x, int64_t width) {
+  KADENCE_NN_DISPATCH(AddRow, isa)(acc, x, width);
+}
+void add_weighted_rows(device::Isa isa, float* out, const float* rows, int64_t pitch, const float* weights,
+                       int32_t count, int64_t width) {
   KADENCE_NN_DISPATCH(AddWeightedRows, isa)(out, rows, pitch, weights, count, width);
 }
-void gated_activation_row(device::Isa isa, const Activation& activation, const float* gate_up, float* y, int64_t width) {
+void gated_activation_row(device::Isa isa, const Activation& activation, const float* gate_up, float* y,
+                          int64_t width) {
   KADENCE_NN_DISPATCH(GatedActivationRow, isa)(activation, gate_up, y, width);
 }
 void elementary_row(device::Isa isa, Elementary function, const float* x, float* y, int64_t width) {

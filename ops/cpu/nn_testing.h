@@ -25,7 +25,9 @@ inline std::vector<float> normals(size_t n, uint64_t seed, double scale = 1) {
   return v;
 }
 
-inline bool same_bits(const float* a, const float* b, int64_t n) { return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(float)) == 0; }
+inline bool same_bits(const float* a, const float* b, int64_t n) {
+  return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(float)) == 0;
+}
 
 // The instruction set under test: KADENCE_TEST_ISA, which CTest sets to run a binary a second time, or the best one.
 inline device::Isa test_isa() {

@@ -8,9 +8,10 @@
 
 namespace kadence::ops {
 
-void rope(float* x, int64_t x_pitch, int32_t heads, int32_t width, const int64_t* positions, int64_t tokens, double theta, bool interleaved,
-          device::Stream& stream) {
-  if (width < 2 || width % 2 != 0) base::throw_invalid("rope width", "an even number of 2 or more", std::to_string(width));
+void rope(float* x, int64_t x_pitch, int32_t heads, int32_t width, const int64_t* positions, int64_t tokens,
+          double theta, bool interleaved, device::Stream& stream) {
+  if (width < 2 || width % 2 != 0)
+    base::throw_invalid("rope width", "an even number of 2 or more", std::to_string(width));
   if (!(theta > 0)) base::throw_invalid("rope theta", "above 0", std::to_string(theta));
   const int32_t half = width / 2;
   std::vector<double> frequency(static_cast<size_t>(half));

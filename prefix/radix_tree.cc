@@ -178,33 +178,45 @@ RadixTree::~RadixTree() = default;
 RadixTree::RadixTree(RadixTree&&) noexcept = default;
 RadixTree& RadixTree::operator=(RadixTree&&) noexcept = default;
 
-MatchResult RadixTree::match(const Namespace& ns, Tokens tokens, int64_t limit, int64_t grid) {
-  Impl& t = *impl_;
+MatchResult RadixTree::Impl::resolve(const Walk& w, int64_t limit, int64_t grid, Node*& best) const {
   if (grid < 1) throw_invalid("grid", "at least 1", std::to_string(grid));
-  require_multiple(grid, t.options.tree_page, "grid");
-  const Impl::Walk w = t.walk(t.find_root(ns), tokens);
+  require_multiple(grid, options.tree_page, "grid");
   MatchResult m;
   m.matched = w.matched;
   const int64_t most = std::max<int64_t>(std::min(w.matched, limit), 0);
-  Node* best = nullptr;
+  best = nullptr;
   for (Node* n : w.path) {
     if (n->depth <= most && n->state.valid()) best = n;
   }
-  ++t.clock;
-  t.touch(w.path);
   if (best) {
     m.resumable = best->depth;
     m.state = best->state;
-    m.pages.reserve(static_cast<size_t>(best->depth / t.options.kv_page));
+    m.pages.reserve(static_cast<size_t>(best->depth / options.kv_page));
     for (const Node* n : w.path) {
       m.pages.insert(m.pages.end(), n->pages.begin(), n->pages.end());
       if (n == best) break;
     }
-    t.touch_state(best);
   }
   const int64_t fork = base::round_down(most, grid);
   if (fork > m.resumable) m.branch = fork;
   return m;
+}
+
+MatchResult RadixTree::match(const Namespace& ns, Tokens tokens, int64_t limit, int64_t grid) {
+  Impl& t = *impl_;
+  const Impl::Walk w = t.walk(t.find_root(ns), tokens);
+  Node* best = nullptr;
+  MatchResult m = t.resolve(w, limit, grid, best);
+  ++t.clock;
+  t.touch(w.path);
+  if (best) t.touch_state(best);
+  return m;
+}
+
+MatchResult RadixTree::peek(const Namespace& ns, Tokens tokens, int64_t limit, int64_t grid) const {
+  const Impl& t = *impl_;
+  Node* best = nullptr;
+  return t.resolve(t.walk(t.find_root(ns), tokens), limit, grid, best);
 }
 
 LockHandle RadixTree::lock(const Namespace& ns, Tokens tokens, int64_t depth) {

@@ -71,6 +71,8 @@ class RadixTree {
   // for a request that scores from f). Refreshes the used state and the matched pages in their LRUs, not every ancestor
   // state. `grid` = checkpoint grid, for MatchResult::branch. Splits nothing.
   MatchResult match(const Namespace& ns, std::span<const int32_t> tokens, int64_t limit, int64_t grid);
+  // The same answer, but nothing is refreshed: for predictions.
+  MatchResult peek(const Namespace& ns, std::span<const int32_t> tokens, int64_t limit, int64_t grid) const;
   // Locks the path of `tokens` [0, depth): its pages, and the state at `depth` if there is one. depth is a multiple of
   // the tree page and cached; splits a node if depth is inside it. depth 0 gives a handle that holds nothing.
   LockHandle lock(const Namespace& ns, std::span<const int32_t> tokens, int64_t depth);

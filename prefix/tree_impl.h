@@ -64,6 +64,8 @@ struct RadixTree::Impl {
 
   Node* find_root(const Namespace& ns) const;
   Walk walk(Node* root, Tokens tokens) const;
+  // What a walk means for a request; `best` = the node whose state it would use, or null.
+  MatchResult resolve(const Walk& w, int64_t limit, int64_t grid, Node*& best) const;
   Node* add_child(Node* parent, Tokens tokens, std::span<const PageId> pages);
   Node* split(Node* lower, int64_t depth);  // the new upper node
   void attach(Node* node, SlotId state);

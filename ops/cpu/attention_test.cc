@@ -228,7 +228,7 @@ TEST_P(Attention, RefusesWhatItCannotDo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, Attention, ::testing::ValuesIn(testing::all_isas()),
-                         [](const auto& info) { return std::string(device::to_string(info.param)); });
+                         [](const auto& tested) { return std::string(device::to_string(tested.param)); });
 
 TEST(Dispatch, FollowsTheStreamNotTheMachine) {
   const int32_t want[] = {0, 4, 8, 16};  // floats a vector: auto (never asked), baseline, avx2, avx512

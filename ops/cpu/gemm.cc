@@ -169,12 +169,14 @@ void set_gemm_isa(device::Isa isa) {
 struct Linear::Impl {
   struct Panel {
     int64_t begin = 0, width = 0;
+    size_t offset = 0;  // bytes into the weights
     const PanelPrimitives* primitives = nullptr;
     memory weight;
   };
   int64_t in = 0, out = 0;
   device::Buffer weights;
   std::vector<Panel> panels;
+  size_t weight_bytes = 0;
   size_t x_bytes = 0, y_bytes = 0, scratch_bytes = 0;  // of a tile workspace
 
   // Panels [first, last) of one tile whose input is a full, padded tile.
@@ -207,6 +209,27 @@ Linear::Linear(Linear&&) noexcept = default;
 Linear& Linear::operator=(Linear&&) noexcept = default;
 Linear::~Linear() = default;
 
+Linear Linear::planned(int64_t out, int64_t in) {
+  if (in < 1) base::throw_invalid("inputs of a weight", "1 or more", std::to_string(in));
+  if (out < 1) base::throw_invalid("outputs of a weight", "1 or more", std::to_string(out));
+  auto impl = std::make_unique<Impl>();
+  impl->in = in, impl->out = out;
+  for (int64_t begin = 0; begin < out; begin += kPanel) {
+    Impl::Panel panel;
+    panel.begin = begin, panel.width = std::min(kPanel, out - begin);
+    panel.primitives = primitives_of(in, panel.width);
+    panel.offset = impl->weight_bytes;
+    impl->weight_bytes += aligned(panel.primitives->weight.get_size());
+    impl->scratch_bytes = std::max(impl->scratch_bytes, aligned(panel.primitives->scratch_bytes()));
+    impl->panels.push_back(std::move(panel));
+  }
+  impl->x_bytes = aligned(static_cast<size_t>(kGemmRowsPrefill * in) * sizeof(float));
+  impl->y_bytes = aligned(static_cast<size_t>(kGemmRowsPrefill * std::min(kPanel, out)) * sizeof(float));
+  Linear linear;
+  linear.impl_ = std::move(impl);
+  return linear;
+}
+
 Linear Linear::create(std::span<const Part> parts, int64_t in, device::Stream& stream) {
   if (in < 1) base::throw_invalid("inputs of a weight", "1 or more", std::to_string(in));
   int64_t out = 0;
@@ -219,22 +242,9 @@ Linear Linear::create(std::span<const Part> parts, int64_t in, device::Stream& s
   }
   if (out < 1) base::throw_invalid("parts of a weight", "1 or more", "none");
 
-  auto impl = std::make_unique<Impl>();
-  impl->in = in, impl->out = out;
-  std::vector<size_t> offsets;
-  size_t bytes = 0;
-  for (int64_t begin = 0; begin < out; begin += kPanel) {
-    Impl::Panel panel;
-    panel.begin = begin, panel.width = std::min(kPanel, out - begin);
-    panel.primitives = primitives_of(in, panel.width);
-    offsets.push_back(bytes);
-    bytes += aligned(panel.primitives->weight.get_size());
-    impl->scratch_bytes = std::max(impl->scratch_bytes, aligned(panel.primitives->scratch_bytes()));
-    impl->panels.push_back(std::move(panel));
-  }
-  impl->x_bytes = aligned(static_cast<size_t>(kGemmRowsPrefill * in) * sizeof(float));
-  impl->y_bytes = aligned(static_cast<size_t>(kGemmRowsPrefill * std::min(kPanel, out)) * sizeof(float));
-  impl->weights = device::Buffer::allocate(stream.info(), bytes);
+  Linear linear = planned(out, in);
+  Impl* impl = linear.impl_.get();
+  impl->weights = device::Buffer::allocate(stream.info(), impl->weight_bytes);
 
   stream.parallel_for(static_cast<int64_t>(impl->panels.size()), [&](int64_t p, int) {
     const OneOmpThread one;
@@ -250,13 +260,11 @@ Linear Linear::create(std::span<const Part> parts, int64_t in, device::Stream& s
     }
     const dnnl::engine& e = cpu_engine();
     memory plain(memory::desc({in, panel.width}, memory::data_type::f32, memory::format_tag::ba), e, rows.data());
-    panel.weight = memory(panel.primitives->weight, e, impl->weights.as<std::byte>() + offsets[p]);
+    panel.weight = memory(panel.primitives->weight, e, impl->weights.as<std::byte>() + panel.offset);
     dnnl::stream s(e);
     dnnl::reorder(plain, panel.weight).execute(s, plain, panel.weight);
     s.wait();
   });
-  Linear linear;
-  linear.impl_ = std::move(impl);
   return linear;
 }
 
@@ -267,7 +275,7 @@ Linear Linear::create(const void* weight, base::DType dtype, int64_t out, int64_
 
 int64_t Linear::in() const { return impl_ ? impl_->in : 0; }
 int64_t Linear::out() const { return impl_ ? impl_->out : 0; }
-size_t Linear::weight_bytes() const { return impl_ ? impl_->weights.size() : 0; }
+size_t Linear::weight_bytes() const { return impl_ ? impl_->weight_bytes : 0; }
 size_t Linear::tile_workspace_bytes() const {
   return impl_ ? impl_->x_bytes + impl_->y_bytes + impl_->scratch_bytes : 0;
 }
@@ -275,7 +283,7 @@ size_t Linear::workspace_bytes(int threads) const { return static_cast<size_t>(t
 
 void Linear::run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows,
                       void* tile_workspace) const {
-  KADENCE_CHECK(impl_ != nullptr);
+  KADENCE_CHECK(impl_ != nullptr && impl_->weights.data() != nullptr);
   if (rows <= 0) return;
   KADENCE_CHECK(rows <= gemm_rows(phase));
   auto* ws = static_cast<std::byte*>(tile_workspace);
@@ -285,7 +293,7 @@ void Linear::run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y
 
 void Linear::run(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows,
                  void* workspace, device::Stream& stream) const {
-  KADENCE_CHECK(impl_ != nullptr);
+  KADENCE_CHECK(impl_ != nullptr && impl_->weights.data() != nullptr);
   if (rows <= 0) return;
   const Impl& impl = *impl_;
   const int64_t m = gemm_rows(phase), tiles = base::ceil_div(rows, m),

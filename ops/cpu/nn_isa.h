@@ -10,7 +10,8 @@ namespace kadence::ops {
 
 // Highway's targets that an instruction set stands for. Baseline keeps to 128-bit vectors.
 inline int64_t highway_targets(device::Isa isa) {
-  int64_t allowed = hwy::SupportedTargets();
+  static const int64_t supported = hwy::SupportedTargets();  // asks the CPU, which a virtual machine makes slow
+  int64_t allowed = supported;
 #if HWY_ARCH_X86
   constexpr int64_t kAvx512Targets = HWY_AVX3 | HWY_AVX3_DL;
   if (isa == device::Isa::kAvx2) allowed &= ~kAvx512Targets;

@@ -194,7 +194,7 @@ TEST_P(Norm, ElementaryFunctionsAtTheEdges) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, Norm, ::testing::ValuesIn(testing::all_isas()),
-                         [](const auto& info) { return std::string(device::to_string(info.param)); });
+                         [](const auto& tested) { return std::string(device::to_string(tested.param)); });
 
 }  // namespace
 }  // namespace kadence::ops

@@ -33,6 +33,8 @@ class Linear {
   };
   static Linear create(std::span<const Part> parts, int64_t in, device::Stream& stream);
   static Linear create(const void* weight, base::DType dtype, int64_t out, int64_t in, device::Stream& stream);
+  // A weight of that shape without memory, for planning: sizes are those of the real one, running it is an error.
+  static Linear planned(int64_t out, int64_t in);
   Linear(Linear&&) noexcept;
   Linear& operator=(Linear&&) noexcept;
   ~Linear();

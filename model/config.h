@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/kda.h"
@@ -68,5 +69,7 @@ struct ModelConfig {
 // Reads and validates DIR/config.json (and generation_config.json if there). Throws Error{kIo} or Error{kInvalidArgument} naming the
 // field, what was wanted and what was got; Error{kUnsupported} for an architecture outside the table, listing the table.
 ModelConfig load_config(const std::filesystem::path& dir);
+// The same from texts; `generation` may be empty. `origin` names config.json in errors.
+ModelConfig parse_config(std::string_view config, std::string_view generation, const std::string& origin);
 
 }  // namespace kadence::model

@@ -27,8 +27,13 @@ class Tokenizer {
 // DIR/tokenizer.json, else DIR/tiktoken.model; null when the folder has neither. Throws base::Error on a broken file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& dir);
 std::unique_ptr<Tokenizer> load_tokenizer_json(const std::filesystem::path& file);
-// `config` is the tokenizer_config.json with added_tokens_decoder (may be absent).
-std::unique_ptr<Tokenizer> load_tiktoken(const std::filesystem::path& file, const std::filesystem::path& config);
+// The same from a text; `origin` names it in errors.
+std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& origin);
+// `config` is the tokenizer_config.json with added_tokens_decoder (may be absent). `pattern` cuts text into pieces; empty =
+// kimi_pattern(). The 256 ids after the ranks are control tokens, <|reserved_token_ID|> where the config names none.
+std::unique_ptr<Tokenizer> load_tiktoken(const std::filesystem::path& file, const std::filesystem::path& config, const std::string& pattern = {});
+// The split expression of the Kimi K2 family.
+std::string kimi_pattern();
 
 // Decodes a stream of tokens into UTF-8 without ever cutting a character: incomplete tails wait.
 class StreamDecoder {

@@ -412,7 +412,7 @@ TEST(TreeScale, MillionTokens) {
 
 // A chain of thousands of nodes on a small stack: nothing may recurse over the depth.
 TEST(TreeScale, LongChainsNeedNoStack) {
-  constexpr int64_t kNodes = 6000;
+  constexpr int64_t kNodes = 3500;
   const auto work = +[](void* failed) -> void* {
     RadixTree tree({1, 1});
     const Ids t = run_of(0, kNodes);
@@ -436,7 +436,7 @@ TEST(TreeScale, LongChainsNeedNoStack) {
   bool failed = true;
   pthread_attr_t attr;
   pthread_attr_init(&attr);
-  ASSERT_EQ(pthread_attr_setstacksize(&attr, 192 * 1024), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attr, 128 * 1024), 0);
   pthread_t thread;
   ASSERT_EQ(pthread_create(&thread, &attr, work, &failed), 0);
   pthread_join(thread, nullptr);

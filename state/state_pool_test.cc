@@ -96,19 +96,21 @@ TEST(StatePoolLayout, SizesThatCannotBeAreRefusedByName) {
   EXPECT_NE(refused(ErrorCode::kInvalidArgument, [&] { bytes_per_slot(s); }).find("int32"), std::string::npos);
   refused(ErrorCode::kInvalidArgument, [&] { StatePool(small(), 0, cpu()); });
   s = small(), s.layers = 1 << 20, s.HV = 1 << 10, s.V = s.K = 1 << 10;  // 2^52 bytes a slot
+#ifndef __SANITIZE_ADDRESS__                                             // which aborts instead of refusing
   const std::string m = refused(ErrorCode::kDevice, [&] { StatePool(s, 64, cpu()); });
   EXPECT_NE(m.find("64 state slots"), std::string::npos) << m;
   EXPECT_NE(m.find(std::to_string(64 * static_cast<int64_t>(bytes_per_slot(s)))), std::string::npos) << m;
+#endif
   s.layers = std::numeric_limits<int32_t>::max(), s.HV = 1 << 11;
   refused(ErrorCode::kInvalidArgument, [&] { StatePool(s, std::numeric_limits<int32_t>::max(), cpu()); });
 }
 
-TEST(StatePoolLayout, PoolBeyondFourGibibytesIsAddressedWhole) {
+TEST(StatePoolLayout, PoolBeyondTwoGibibytesIsAddressedWhole) {
   StateShape s;
   s.layers = 1, s.HV = 1, s.V = s.K = 1024, s.conv_channels = 16;  // 4 MiB a slot
-  StatePool pool(s, 1100, cpu());
-  auto* end = static_cast<float*>(pool.states()) + 1099 * pool.state_slot_pitch();
-  EXPECT_EQ(reinterpret_cast<char*>(end) - static_cast<char*>(pool.states()), 1099ll * (4194304 + 256));
+  StatePool pool(s, 520, cpu());
+  auto* end = static_cast<float*>(pool.states()) + 519 * pool.state_slot_pitch();
+  EXPECT_EQ(reinterpret_cast<char*>(end) - static_cast<char*>(pool.states()), 519ll * (4194304 + 256));
   end[0] = 1.5f;
   EXPECT_EQ(end[0], 1.5f);  // lazily committed: only touched memory costs
 }

@@ -1,0 +1,151 @@
+// Correctness of extend on a CUDA device: the conformance table against float64, then what must hold to the bit.
+//   extend_check [all | quick | bits | repeat N]
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
+#include "ops/testing/compare.h"
+#include "ops/testing/kda_conformance.h"
+#include "ops/testing/kda_oracle.h"
+
+namespace kadence::ops::testing {
+namespace {
+
+constexpr const char* kBackend = "sm90";
+int failures = 0;
+
+void report(const std::string& name, const std::vector<std::string>& faults) {
+  if (faults.empty()) return;
+  ++failures;
+  std::printf("FAIL %s: %zu faults\n", name.c_str(), faults.size());
+  for (size_t i = 0; i < faults.size() && i < 3; ++i) std::printf("     %s\n", faults[i].c_str());
+}
+
+void conformance(device::Stream& stream, const char* title, const std::vector<KdaCase>& cases, bool verbose) {
+  const KdaLimits limits = limits_of(kBackend);
+  Measured worst;
+  const int before = failures;
+  const auto start = std::chrono::steady_clock::now();
+  for (const KdaCase& c : cases) {
+    Measured m;
+    report(c.name, check_case(stream, kBackend, c, limits, &m));
+    if (verbose)
+      std::printf("%-44s out %.2e state %.2e checkpoint %.2e\n", c.name.c_str(), m.out, m.state, m.checkpoint);
+    worst.out = std::fmax(worst.out, m.out), worst.state = std::fmax(worst.state, m.state),
+    worst.checkpoint = std::fmax(worst.checkpoint, m.checkpoint);
+  }
+  const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%s: %zu cases, %d failed, worst out %.2e state %.2e checkpoint %.2e, %.1f s\n", title, cases.size(),
+              failures - before, worst.out, worst.state, worst.checkpoint, s);
+  std::fflush(stdout);
+}
+
+// A row alone, in batches, at several block sizes and split on the grid: the same bits. Checkpoints are prefix states.
+void bits(device::Stream& stream) {
+  const int before = failures;
+  for (KdaGate gate : {KdaGate::kBounded, KdaGate::kSoftplus, KdaGate::kGivenLogDecay}) {
+    for (GateFamily family : {GateFamily::kNormal, GateFamily::kExtreme}) {
+      KdaProblem p;
+      p.H = p.HV = 3, p.K = p.V = 128, p.io = p.decay = DType::kBF16, p.gate = gate;
+      const KdaWeights w = make_weights(p, 11);
+      KdaFamilies f;
+      f.gate = family;
+      std::vector<KdaRowData> data;
+      for (int64_t n : {777, 1, 64, 0, 320, 1500, 33}) data.push_back(make_row(p, f, n, 40 + data.size()));
+      for (KdaRowData& r : data)
+        for (int32_t d = 64; d <= r.len; d += 64) r.checkpoints.push_back(d);
+      BatchLayout layout;
+      layout.options.backend = kBackend;
+      std::vector<const KdaRowData*> all;
+      for (const KdaRowData& r : data) all.push_back(&r);
+      const BatchResult batch = run_extend(stream, p, w, all, layout);
+      report("batch", batch.faults);
+      const std::string tag = std::to_string(static_cast<int>(gate)) + "/" + to_string(family);
+      for (size_t i = 0; i < data.size(); ++i) {
+        const BatchResult alone = run_extend(stream, p, w, {&data[i]}, layout);
+        report("alone", alone.faults);
+        if (!(alone.rows[0] == batch.rows[i])) report("bits: row alone " + tag, {"row " + std::to_string(i)});
+      }
+      std::vector<const KdaRowData*> many;
+      for (int k = 0; k < 30; ++k) many.push_back(&data[(k * 5) % data.size()]);
+      for (int block : {64, 256}) {
+        BatchLayout l = layout;
+        l.options.extend_block_tokens = block;
+        const BatchResult got = run_extend(stream, p, w, many, l);
+        report("many", got.faults);
+        for (int k = 0; k < 30; ++k)
+          if (!(got.rows[k] == batch.rows[(k * 5) % data.size()]))
+            report("bits: batch of 30 " + tag, {"row " + std::to_string(k) + " block " + std::to_string(block)});
+      }
+      const KdaRowData& row = data[0];
+      for (int64_t cut : {64, 320, 704, 768}) {
+        KdaRowData head = slice_row(p, row, 0, cut, row.state);
+        const BatchResult a = run_extend(stream, p, w, {&head}, layout);
+        if (a.rows[0].state != batch.rows[0].checkpoints[cut / 64 - 1])
+          report("bits: checkpoint is the prefix state " + tag, {"cut " + std::to_string(cut)});
+        KdaRowData tail = slice_row(p, row, cut, row.len, a.rows[0].state);
+        const BatchResult b = run_extend(stream, p, w, {&tail}, layout);
+        if (b.rows[0].state != batch.rows[0].state) report("bits: split state " + tag, {"cut " + std::to_string(cut)});
+        const std::vector<float> want(batch.rows[0].out.begin() + cut * p.HV * p.V, batch.rows[0].out.end());
+        if (b.rows[0].out != want) report("bits: split out " + tag, {"cut " + std::to_string(cut)});
+      }
+    }
+  }
+  std::printf("bits: %d failed\n", failures - before);
+}
+
+// One batch again and again: one hash.
+void repeat(device::Stream& stream, int times) {
+  KdaProblem p;
+  p.H = p.HV = 64, p.K = p.V = 128, p.io = p.decay = DType::kBF16;
+  const KdaWeights w = make_weights(p, 11);
+  std::vector<KdaRowData> data;
+  for (int64_t n : {200, 65, 130}) data.push_back(make_row(p, {}, n, 40 + data.size()));
+  std::vector<const KdaRowData*> all;
+  for (const KdaRowData& r : data) all.push_back(&r);
+  BatchLayout layout;
+  layout.options.backend = kBackend;
+  const BatchResult first = run_extend(stream, p, w, all, layout);
+  int different = 0;
+  for (int i = 0; i < times; ++i) different += !(run_extend(stream, p, w, all, layout).rows == first.rows);
+  std::printf("repeat: %d of %d runs differ\n", different, times);
+  failures += different != 0;
+}
+
+int run(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "all";
+  device::Stream stream = device::Stream::cuda(0);
+  const KdaLimits limits = limits_of(kBackend);
+  if (mode == "quick") {
+    std::vector<KdaCase> some;
+    const std::vector<KdaCase> all = family_cases(limits);
+    for (size_t i = 0; i < all.size(); i += 9) some.push_back(all[i]);
+    conformance(stream, "quick", some, true);
+  }
+  if (mode == "all") {
+    conformance(stream, "families", family_cases(limits), true);
+    conformance(stream, "lengths", length_cases(limits), false);
+    conformance(stream, "pairwise", pairwise_cases(limits), false);
+  }
+  if (mode == "all" || mode == "bits") bits(stream);
+  if (mode == "repeat") repeat(stream, argc > 2 ? std::atoi(argv[2]) : 100);
+  std::printf(failures ? "extend_check: %d FAILED\n" : "extend_check: all passed\n", failures);
+  return failures != 0;
+}
+
+}  // namespace
+}  // namespace kadence::ops::testing
+
+int main(int argc, char** argv) {
+  try {
+    return kadence::ops::testing::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::printf("extend_check: %s\n", e.what());
+    return 2;
+  }
+}

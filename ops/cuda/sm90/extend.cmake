@@ -1,0 +1,8 @@
+target_sources(kadence_ops_kda PRIVATE cuda/sm90/backend.cc cuda/sm90/extend_ring/plan.cc)
+kadence_cuda_sources("${KADENCE_GENCODE_SM90}"
+  cuda/sm90/extend_rows/launch.cu
+  cuda/sm90/extend_ring/launch.cu
+  cuda/sm90/extend_ring/inst/bounded.cu
+  cuda/sm90/extend_ring/inst/bounded_exact.cu
+  cuda/sm90/extend_ring/inst/softplus.cu
+  cuda/sm90/extend_ring/inst/given.cu)

@@ -20,7 +20,7 @@ constexpr int32_t kHeadGroup = 4;
 // Decode: rows in flight, and parts into which a row's keys are cut. Parts depend on the number of keys alone.
 constexpr int32_t kDecodeRows = 8;
 constexpr int32_t kDecodeParts = 8;
-constexpr int64_t kMinPartKeys = 512;
+constexpr int64_t kMinPartKeys = 3 * kKeyBlock;
 static_assert(kKeyBlock % kQueryTile == 0, "a query tile must see the start of every key block it touches");
 
 size_t floats(int64_t n) { return base::round_up(static_cast<size_t>(n) * sizeof(float), kAlign); }
@@ -196,13 +196,16 @@ void prefill(const Call& c, void* workspace, device::Stream& stream) {
     const int64_t tokens = c.batch.seq_begin[i + 1] - c.batch.seq_begin[i];
     return tokens > 0 ? base::ceil_div(c.batch.start[i] + tokens, kQueryTile) - c.batch.start[i] / kQueryTile : 0;
   };
-  const int64_t groups = base::ceil_div(c.shape.heads, kHeadGroup);
   int64_t tiles = 0, work = 0;
   for (int32_t i = 0; i < c.batch.rows; ++i) {
     tiles += tiles_of(i);
     work += (c.batch.seq_begin[i + 1] - c.batch.seq_begin[i]) *
             (c.batch.seq_begin[i + 1] - c.batch.seq_begin[i] + c.batch.start[i]);
   }
+  // Fewer heads a task when tasks are scarce; a lane's bits do not depend on its group.
+  int32_t group = std::min(kHeadGroup, c.shape.heads);
+  while (group > 1 && tiles * base::ceil_div(c.shape.heads, group) < 2 * stream.info().threads) group /= 2;
+  const int64_t groups = base::ceil_div(c.shape.heads, group);
   const auto run = [&](int64_t index, int worker) {
     // Backwards: a row's late tiles see the most keys and should not be left for the end.
     int64_t tile = (tiles * groups - 1 - index) / groups;
@@ -211,8 +214,8 @@ void prefill(const Call& c, void* workspace, device::Stream& stream) {
     const int64_t start = c.batch.start[t.row], end = start + c.batch.seq_begin[t.row + 1] - c.batch.seq_begin[t.row];
     const int64_t grid = (start / kQueryTile + tile) * kQueryTile;
     t.begin = std::max(start, grid), t.end = std::min(end, grid + kQueryTile);
-    t.first_head = static_cast<int32_t>(index % groups) * kHeadGroup;
-    t.heads = std::min(kHeadGroup, c.shape.heads - t.first_head);
+    t.first_head = static_cast<int32_t>(index % groups) * group;
+    t.heads = std::min(group, c.shape.heads - t.first_head);
     run_prefill_task(c, t, static_cast<std::byte*>(workspace) + static_cast<size_t>(worker) * c.layout.worker());
   };
   if (stream.info().threads == 1 || work * c.shape.heads * c.layout.width < 1'000'000)

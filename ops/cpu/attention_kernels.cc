@@ -15,7 +15,7 @@ namespace kadence::ops::HWY_NAMESPACE {
 
 // Rows of a register tile: 8 x 2 accumulators fit the 32 registers of AVX-512, 4 x 2 the 16 of the others.
 #if HWY_TARGET <= HWY_AVX3
-inline constexpr int32_t kRows = 8;
+inline constexpr int32_t kRows = 12;
 #else
 inline constexpr int32_t kRows = 4;
 #endif
@@ -89,6 +89,9 @@ void AttendStripN(const StripArgs& args) {
   for (; r + kRows <= args.latent; r += kRows)
     product_tile<kRows, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch,
                                   scale);
+  for (; r + 4 <= args.latent; r += 4)
+    product_tile<4, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch,
+                              scale);
   for (; r < args.latent; ++r)
     product_tile<1, kN, true>(args.keys + r, 1, args.width, args.scores, pitch, full, args.acc + r * pitch, pitch,
                               scale);

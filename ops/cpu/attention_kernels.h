@@ -10,7 +10,7 @@
 namespace kadence::ops {
 
 // Keys handled at a time; blocks sit at absolute multiples of it.
-inline constexpr int32_t kKeyBlock = 128;
+inline constexpr int32_t kKeyBlock = 192;
 // The key buffer has this many rows after the last key, finite, never used.
 inline constexpr int32_t kKeyPadding = 8;
 inline constexpr int32_t kMaxStrip = 32;

@@ -127,7 +127,7 @@ TEST_P(Attention, AgreesWithDouble) {
         World w(shape, dtype, page_size, 1, 331, 5);
         const auto got = run(w, {{0, 0, 331}}, GemmPhase::kPrefill, stream);
         const int64_t od = shape.heads * shape.latent;
-        for (const int64_t t : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{127}, int64_t{128},
+        for (const int64_t t : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{191}, int64_t{192},
                                 int64_t{200}, int64_t{330}}) {
           const auto want = w.want(0, t);
           const auto step = run(w, {{0, t, t + 1}}, GemmPhase::kDecode, stream, false);

@@ -23,8 +23,9 @@ using dnnl::memory;
 // Columns of a panel: wide enough for full speed, narrow enough that a weight has work for several workers. Panels
 // depend on the weight's shape alone, so that no bit depends on who computes them.
 constexpr int64_t kPanel = 256;
-// Below this many multiply-adds a call stays on its thread: waking a worker costs as much as 20 us of products.
-constexpr int64_t kParallelWork = 4'000'000;
+// Below this many multiply-adds a call stays on its thread: that is 50 us of work, and waking a worker costs 10 or
+// more.
+constexpr int64_t kParallelWork = 12'000'000;
 constexpr size_t kAlign = 256;
 
 size_t aligned(size_t bytes) { return base::round_up(bytes, kAlign); }

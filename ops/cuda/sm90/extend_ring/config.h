@@ -35,12 +35,12 @@ struct Prep {
   static constexpr int kSecondHalf = kCornerKeys + 4096;  // bf16, half h at 2048 h: -k, then q (+4096), anchored at 16
   static constexpr int kLower = kSecondHalf + 8192;       // fp32, two 16 x 16 blocks of -L by columns
   static constexpr int kCorner = kLower + 2048;           // fp16, 16 rows of 48 B: block (1,0) of -L
-  static constexpr int kInverse = kCorner + 768;          // fp16, 32 rows of 80 B: (T diag(beta))^T
-  static constexpr int kInverse11 = kInverse + 2560;      // fp16, 16 rows of 48 B: T11 by columns, without beta
-  static constexpr int kBeta = kInverse11 + 768;          // fp32[32]
+  static constexpr int kInverse = kCorner + 768;          // fp16, 32 rows of 80 B: T^T
+  static constexpr int kBeta = kInverse + 2560;           // fp32[32]
   static constexpr int kNorms = kBeta + 128;              // fp32[64]: of k, of q (exact path)
   static constexpr int kMixExact = kNorms + 256;          // fp16, two blocks of 16 rows of 48 B (exact path)
-  static constexpr int kBytes = (kMixExact + 1536 + 1023) / 1024 * 1024;
+  static constexpr int kMail = kMixExact + 1536;          // Mail, see kernel.cuh
+  static constexpr int kBytes = (kMail + 64 + 1023) / 1024 * 1024;
   // Overlays: k 2^-p until W is written; group sums until the inverse is; tables of the exact path under the slot.
   static constexpr int kInverseKeys = Slot::kUpdate;
   static constexpr int kGroupSums = kInverse;
@@ -51,8 +51,8 @@ struct Prep {
 inline constexpr int kSharedScan = kScanStages * Scan::kStageBytes;
 inline constexpr int kSharedOut = kSharedScan + kPrepGroups * Prep::kBytes;
 inline constexpr int kSharedBarriers = kSharedOut + Scan::kOutBytes;
-inline constexpr int kSharedBytes = kSharedBarriers + 2 * kScanStages * 8 + 1024;  // 1 KB to align the base
-static_assert(kSharedBytes <= 232448);
+inline constexpr int kSharedSchedule = kSharedBarriers + 64;
+static_assert(2 * kScanStages * 8 <= 64);
 
 // --- threads ---------------------------------------------------------------------------------------------------------
 inline constexpr int kThreads = 512;  // warpgroup 0 scans, 1 and 2 prepare, 3 loads
@@ -91,6 +91,10 @@ struct Schedule {
   int32_t lane_row[kMaxLanes + 1];
   int32_t lane_chunk[kMaxLanes + 1];
 };
+
+inline constexpr int kSharedBytes =
+    kSharedSchedule + static_cast<int>(sizeof(Schedule)) + 1024;  // 1 KB to align the base
+static_assert(kSharedBytes <= 232448);
 
 // Offsets inside the workspace; a function of host facts alone.
 struct Workspace {

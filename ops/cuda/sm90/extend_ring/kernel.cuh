@@ -7,6 +7,12 @@
 
 namespace kadence::ops::cuda::sm90::extend {
 
+// For measurements only: 1 = preparation alone, 2 = scan alone over whatever the ring holds.
+#ifndef KADENCE_EXTEND_PROBE
+#define KADENCE_EXTEND_PROBE 0
+#endif
+inline constexpr int kProbe = KADENCE_EXTEND_PROBE;
+
 // Where position `at` of a chain's stream lies. A stream is the lane's chunks, once per pass.
 struct Place {
   int chunk = -1, head = 0;  // chunk -1: the stream has ended
@@ -25,51 +31,59 @@ __device__ __forceinline__ Place place_of(const Schedule& c, const RingParams& p
 }
 
 // --- warpgroup 3, warp 0: slots and values of this CTA's half chain into the scan stages -----------------------------
-__device__ __forceinline__ void load_stages(const RingParams& p, uint32_t shared, int chain, int half, int l) {
-  const Schedule& c = *p.schedule;
+__device__ __forceinline__ void load_stages(const RingParams& p, const Schedule& c, uint32_t shared, int chain,
+                                            int half, int l) {
   const uint32_t full = shared + kSharedBarriers, empty = full + kScanStages * 8;
-  const uint32_t* ready = p.ready + chain * c.depth;
-  const uint8_t* slots = p.slots + static_cast<size_t>(chain) * c.depth * Slot::kBytes;
+  const int depth = c.depth;
+  const uint32_t* ready = p.ready + chain * depth;
+  const uint8_t* slots = p.slots + static_cast<size_t>(chain) * depth * Slot::kBytes;
   uint32_t* consumed = p.consumed + chain * 2 + half;
   int known = 0, slot = 0, stage = 0, phase = 1;  // positions below `known` are ready
+  int tokens = -1, heads = 0;                     // of position (at & ~31) + l
 #ifdef KADENCE_DEBUG_WAITS
   int polls = 0;
 #endif
 #pragma unroll 1
   for (int at = 0;; ++at) {
-    const Place place = place_of(c, p, chain, at);
-    if (place.chunk < 0) break;
-    const int token = p.chunk_info[place.chunk].token;
+    if ((at & 31) == 0) {
+      const Place place = place_of(c, p, chain, at + l);
+      tokens = place.chunk >= 0 ? p.chunk_info[place.chunk].token : -1, heads = place.head;
+    }
+    const int token = __shfl_sync(~0u, tokens, at & 31), head = __shfl_sync(~0u, heads, at & 31);
+    if (token < 0) break;
     if (at >= kScanStages) {
       mbarrier_wait(empty + stage * 8, phase);
       // The stage's slot was read long before its consumers were done, so its place in the ring is free.
       if (l == 0) st_relaxed_gpu(consumed, at - kScanStages + 1);
     }
-    while (known <= at) {
-      const int want = known + l, in = slot + (known - at) + l;
-      const bool hit =
-          l < c.depth && ld_acquire_gpu(ready + (in >= c.depth ? in - c.depth : in)) >= static_cast<uint32_t>(want + 1);
-      known += __ffs(~__ballot_sync(~0u, hit)) - 1;
+    if (kProbe != 2 && known == at) {
+      do {
+        const int in = slot + l;
+        const bool hit =
+            l < depth && ld_acquire_gpu(ready + (in >= depth ? in - depth : in)) >= static_cast<uint32_t>(at + l + 1);
+        const uint32_t missing = ~__ballot_sync(~0u, hit);
+        known += missing ? __ffs(missing) - 1 : 32;
 #ifdef KADENCE_DEBUG_WAITS
-      if (++polls > (1 << 22)) __trap();
+        if (++polls > (1 << 24)) __trap();
 #endif
+      } while (known == at);
+      fence_proxy_async_global();
     }
     if (l == 0) {
-      fence_proxy_async_global();
       const uint32_t at_stage = shared + stage * Scan::kStageBytes, bar = full + stage * 8;
       mbarrier_arrive_expect_tx(bar, Slot::kBytes + 4096);
       bulk_load(at_stage, slots + static_cast<size_t>(slot) * Slot::kBytes, Slot::kBytes, bar);
-      tensor_load_2d(at_stage + Scan::kValues, &p.values, place.head * kDim + half * 64, token, bar);
+      tensor_load_2d(at_stage + Scan::kValues, &p.values, head * kDim + half * 64, token, bar);
     }
     __syncwarp();
-    if (++slot == c.depth) slot = 0;
+    if (++slot == depth) slot = 0;
     if (++stage == kScanStages) stage = 0, phase ^= 1;
   }
 }
 
 // --- warpgroup 0 -----------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void scan_chain(const RingParams& p, uint32_t shared, int chain, int half, int tid) {
-  const Schedule& c = *p.schedule;
+__device__ __forceinline__ void scan_chain(const RingParams& p, const Schedule& c, uint32_t shared, int chain, int half,
+                                           int tid) {
   const int lane = chain / c.heads, first = c.lane_row[lane], last = c.lane_row[lane + 1];
   Scanner scanner(p, shared, tid);
 #pragma unroll 1
@@ -88,8 +102,7 @@ __device__ __forceinline__ void scan_chain(const RingParams& p, uint32_t shared,
 }
 
 // --- warpgroups 1 and 2 ----------------------------------------------------------------------------------------------
-__device__ __forceinline__ void zero_spans(const RingParams& p, int group, int groups, int tid) {
-  const Schedule& c = *p.schedule;
+__device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& c, int group, int groups, int tid) {
   const int row_bytes = p.heads * kDim * 2;
   for (int i = 0; i < c.spans; ++i) {
     const Span span = p.spans[i];
@@ -100,85 +113,102 @@ __device__ __forceinline__ void zero_spans(const RingParams& p, int group, int g
   }
 }
 
+// What the leading thread of a preparing warpgroup tells the others, in shared memory so that it costs no registers.
+struct Item {
+  int at, chain, head, pad;  // at < 0: none
+  ChunkInfo info;
+};
+struct Mail {
+  Item items[2];            // of this turn and the next, by the turn's parity
+  int next_at, next_chain;  // where the search for items goes on
+  int sent_at, sent_index;  // the slot that is on its way to the ring; sent_at < 0: none
+};
+static_assert(sizeof(Mail) <= 64);
+
 template <KdaGate kGate, bool kExact, bool kDecayF32>
-__device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, int group, int groups, int tid,
-                                        int barrier) {
-  const Schedule& c = *p.schedule;
-  const int chains = c.lanes * c.heads;
-  if (chains == 0) return;
+__device__ __forceinline__ void prepare(const RingParams& p, const Schedule& c, uint32_t base, Mail& mail, int group,
+                                        int groups, int tid, int barrier) {
+  if (c.longest == 0) return;
+  const bool leader = tid == 64;  // of the warp with the least to do
   const ChunkPrep<kGate, kExact, kDecayF32> prep(p, base, tid, barrier);
-  const int step_at = groups / chains, step_chain = groups - step_at * chains;
-  const int end = c.longest * c.passes;
   // Items in the order (position, chain): what is scanned first is prepared first.
-  int at = group / chains, chain = group - at * chains;
-  Place place;
-  const auto seek = [&] {  // to an item that exists, from (at, chain) on
-    place = Place();
-    while (at < end) {
-      place = place_of(c, p, chain, at);
-      if (place.chunk >= 0) break;
+  const auto seek = [&] {  // the next item that exists, but for its chunk's tokens
+    const int chains = c.lanes * c.heads, step_at = groups / chains, step_chain = groups - step_at * chains,
+              end = c.longest * c.passes;
+    int at = mail.next_at, chain = mail.next_chain;
+    Item item{-1, 0, 0, -1, {0, 0}};
+    while (at < end && item.at < 0) {
+      const Place place = place_of(c, p, chain, at);
+      if (place.chunk >= 0) item.at = at, item.chain = chain, item.head = place.head, item.pad = place.chunk;
       at += step_at, chain += step_chain;
       if (chain >= chains) chain -= chains, ++at;
     }
+    mail.next_at = at, mail.next_chain = chain;
+    if (item.at >= 0) item.info = p.chunk_info[item.pad];
+    return item;
+  };
+  const auto publish = [&] {
+    if (mail.sent_at < 0) return;
+    bulk_wait<0>();
+    fence_proxy_async_global();
+    st_release_gpu(p.ready + mail.sent_index, static_cast<uint32_t>(mail.sent_at + 1));
+    mail.sent_at = -1;
   };
   RawChunk<kDecayF32> raw;
-  const auto load = [&] {
-    if (place.chunk >= 0) {
-      const ChunkInfo info = p.chunk_info[place.chunk];
-      load_raw<kGate>(raw, p, place.head, info.token, info.count, tid);
-    }
-  };
-  uint32_t* pending = nullptr;  // thread 0: flag of the slot that is on its way, and its value
-  uint32_t pending_value = 0;
-  const auto publish = [&] {
-    if (pending) {
-      bulk_wait<0>();
-      fence_proxy_async_global();
-      st_release_gpu(pending, pending_value);
-      pending = nullptr;
-    }
-  };
-  seek();
-  load();
+  if (leader) {
+    const int chains = c.lanes * c.heads;
+    mail.next_at = group / chains, mail.next_chain = group % chains, mail.sent_at = -1;
+    mail.items[0] = seek();
+    mail.items[1] = seek();
+  }
+  prep.sync();
+  int turn = 0;
+  bool more = mail.items[0].at >= 0;
+  if (more) load_raw<kGate>(raw, p, mail.items[0].head, mail.items[0].info.token, mail.items[0].info.count, tid);
 #pragma unroll 1
-  while (place.chunk >= 0) {
-    const int this_at = at, this_chain = chain;
-    const uint32_t* consumed = p.consumed + this_chain * 2;
+  while (more) {
+    Item later;
     uint32_t seen = 0;
-    if (tid == 0) seen = min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1));
     prep.run(
         raw,
         [&] {
-          if (tid == 0) bulk_wait_read<0>();
+          if (leader) bulk_wait_read<0>();
         },
         [&] {
-          if (tid == 0) publish();
-          at += step_at, chain += step_chain;
-          if (chain >= chains) chain -= chains, ++at;
-          seek();
-          load();
+          const Item& next = mail.items[turn ^ 1];
+          more = next.at >= 0;
+          if (more) load_raw<kGate>(raw, p, next.head, next.info.token, next.info.count, tid);
+          if (leader) {
+            publish();
+            const uint32_t* consumed = p.consumed + mail.items[turn].chain * 2;
+            seen = min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1));
+            later = seek();
+          }
         });
     fence_proxy_async_shared();
     prep.sync();
-    if (tid == 0) {
-      const int turn = this_at / c.depth, slot = this_at - turn * c.depth;
+    if (leader) {
+      const int at = mail.items[turn].at, depth = c.depth, index = mail.items[turn].chain * depth + at % depth;
+#ifdef KADENCE_DEBUG_WAITS
       int polls = 0;
-      while (static_cast<int>(seen) < this_at - c.depth + 1) {
+#endif
+      while (kProbe != 1 && static_cast<int>(seen) < at - depth + 1) {  // until the ring has room
         __nanosleep(64);
+        const uint32_t* consumed = p.consumed + mail.items[turn].chain * 2;
         seen = min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1));
 #ifdef KADENCE_DEBUG_WAITS
-        if (++polls > (1 << 22)) __trap();
+        if (++polls > (1 << 23)) __trap();
 #endif
       }
-      (void)polls;
-      const size_t index = static_cast<size_t>(this_chain) * c.depth + slot;
       fence_proxy_async_global();
-      bulk_store(p.slots + index * Slot::kBytes, base, Slot::kBytes);
+      bulk_store(p.slots + static_cast<size_t>(index) * Slot::kBytes, base, Slot::kBytes);
       bulk_commit();
-      pending = p.ready + index, pending_value = this_at + 1;
+      mail.sent_at = at, mail.sent_index = index;
+      mail.items[turn] = later;
     }
+    turn ^= 1;
   }
-  if (tid == 0) publish();
+  if (leader) publish();
 }
 
 template <KdaGate kGate, bool kExact, bool kDecayF32>
@@ -186,7 +216,10 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
   extern __shared__ char raw_shared[];
   const uint32_t shared = (shared_address(raw_shared) + 1023) & ~1023u;
   const int tid = threadIdx.x, group = tid >> 7;
-  const Schedule& c = *p.schedule;
+  char* aligned = raw_shared + (shared - shared_address(raw_shared));
+  int* schedule = reinterpret_cast<int*>(aligned + kSharedSchedule);
+  for (int i = tid; i < static_cast<int>(sizeof(Schedule) / 4); i += kThreads)
+    schedule[i] = reinterpret_cast<const int*>(p.schedule)[i];
   if (tid == 0) {
     for (int i = 0; i < kScanStages; ++i) {
       mbarrier_init(shared + kSharedBarriers + i * 8, 1);
@@ -195,22 +228,23 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
     mbarrier_init_fence();
   }
   __syncthreads();
+  const Schedule& c = *reinterpret_cast<const Schedule*>(schedule);
   const int cta = blockIdx.x, chain = cta >> 1, half = cta & 1;
   if (group == 0) {
     setmaxnreg_inc<kScanRegisters>();
-    if (cta < c.scan_ctas) scan_chain(p, shared, chain, half, tid);
+    if (kProbe != 1 && cta < c.scan_ctas) scan_chain(p, c, shared, chain, half, tid);
   } else if (group == 3) {
     setmaxnreg_dec<kLoadRegisters>();
-    if (cta < c.scan_ctas && tid < 3 * 128 + 32) load_stages(p, shared, chain, half, tid & 31);
+    if (kProbe != 1 && cta < c.scan_ctas && tid < 3 * 128 + 32) load_stages(p, c, shared, chain, half, tid & 31);
   } else {
     setmaxnreg_inc<kPrepRegisters>();
     const int t = tid & 127, ctas = gridDim.x;
-    zero_spans(p, (group - 1) * ctas + cta, kPrepGroups * ctas, t);
-    const int first = c.prep_first;
-    if (cta >= first)
-      prepare<kGate, kExact, kDecayF32>(p, shared + kSharedScan + (group - 1) * Prep::kBytes,
-                                        (group - 1) * (ctas - first) + cta - first, kPrepGroups * (ctas - first), t,
-                                        group);
+    zero_spans(p, c, (group - 1) * ctas + cta, kPrepGroups * ctas, t);
+    const int first = c.prep_first, offset = kSharedScan + (group - 1) * Prep::kBytes;
+    Mail& mail = *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail);
+    if (kProbe != 2 && cta >= first)
+      prepare<kGate, kExact, kDecayF32>(p, c, shared + offset, mail, (group - 1) * (ctas - first) + cta - first,
+                                        kPrepGroups * (ctas - first), t, group);
   }
 }
 

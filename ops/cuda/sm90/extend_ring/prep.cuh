@@ -68,12 +68,11 @@ __device__ __forceinline__ void load_raw(RawChunk<kDecayF32>& raw, const RingPar
       raw.g[i] = in ? __ldg(reinterpret_cast<const uint2*>(g)) : make_uint2(kNone, kNone);
     }
   }
-  raw.beta = 0.0f;
+  raw.beta = p.beta_given ? 0.0f : -INFINITY;
   if (tid < count) {
     const int64_t at = (token + tid) * p.beta_pitch + head;
-    const float x = p.beta_fp32 ? __ldg(static_cast<const float*>(p.beta) + at)
-                                : __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(p.beta) + at));
-    raw.beta = (p.beta_given ? x : rcp_approx(1.0f + exp2_approx(-kLog2E * x))) * (p.beta_doubled ? 2.0f : 1.0f);
+    raw.beta = p.beta_fp32 ? __ldg(static_cast<const float*>(p.beta) + at)
+                           : __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(p.beta) + at));
   }
   if constexpr (kGate != KdaGate::kGivenLogDecay) {
     raw.a_log = __ldg(p.a_log + head);
@@ -161,7 +160,10 @@ struct ChunkPrep {
   template <class BeforeWrites, class AfterFactors>
   __device__ __forceinline__ void run(const RawChunk<kDecayF32>& raw, BeforeWrites before_writes,
                                       AfterFactors after_factors) const {
-    if (tid < 32) st_shared(base + Prep::kBeta + tid * 4, raw.beta);
+    if (tid < 32) {
+      const float beta = p.beta_given ? raw.beta : rcp_approx(1.0f + exp2_approx(-kLog2E * raw.beta));
+      st_shared(base + Prep::kBeta + tid * 4, p.beta_doubled ? 2.0f * beta : beta);
+    }
     float g[8][4];  // log2 decay; cumulated over this warp's tokens unless the exact path may need single tokens
     float total[4] = {0, 0, 0, 0};
     {
@@ -461,17 +463,10 @@ struct ChunkPrep {
           if (4 * b + e > s) x[4 * b + e] = fmaf(vv[e], x[s], x[4 * b + e]);
       }
     }
-    const float beta = ld_shared(base + Prep::kBeta + l * 4);
     uint32_t t[8];
-    if (l >= 16) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) t[i] = pack_f16(x[2 * i], x[2 * i + 1]);
-      st_shared_v4(base + Prep::kInverse11 + j * 48, t[0], t[1], t[2], t[3]);
-      st_shared_v4(base + Prep::kInverse11 + j * 48 + 16, t[4], t[5], t[6], t[7]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) t[i] = pack_f16(x[2 * i] * beta, x[2 * i + 1] * beta);
-    const uint32_t row = base + Prep::kInverse + l * 80 + (l >> 4) * 32;  // row = column of T, times its beta
+    for (int i = 0; i < 8; ++i) t[i] = pack_f16(x[2 * i], x[2 * i + 1]);
+    const uint32_t row = base + Prep::kInverse + l * 80 + (l >> 4) * 32;  // row = column of T
     st_shared_v4(row, t[0], t[1], t[2], t[3]);
     st_shared_v4(row + 16, t[4], t[5], t[6], t[7]);
     __syncwarp();
@@ -479,11 +474,11 @@ struct ChunkPrep {
     float y[2][4] = {}, z[2][4] = {};
     ldmatrix_x4(a, base + Prep::kInverse + (l & 15) * 80 + (l >> 4) * 16);
     ldmatrix_x4(b, base + Prep::kCorner + ((l & 7) + 8 * (l >> 4)) * 48 + ((l >> 3) & 1) * 16);
-    mma_f16(y[0], a, b[0], b[1]), mma_f16(y[1], a, b[2], b[3]);  // (-L10 T00 beta)^T
+    mma_f16(y[0], a, b[0], b[1]), mma_f16(y[1], a, b[2], b[3]);  // (-L10 T00)^T
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = pack_f16(y[i >> 1][(i & 1) * 2], y[i >> 1][(i & 1) * 2 + 1]);
-    ldmatrix_x4_trans(b, base + Prep::kInverse11 + (l & 15) * 48 + (l >> 4) * 16);
-    mma_f16(z[0], a, b[0], b[1]), mma_f16(z[1], a, b[2], b[3]);  // (-T11 L10 T00 beta)^T
+    ldmatrix_x4_trans(b, base + Prep::kInverse + 16 * 80 + 32 + (l & 15) * 80 + (l >> 4) * 16);
+    mma_f16(z[0], a, b[0], b[1]), mma_f16(z[1], a, b[2], b[3]);  // (-T11 L10 T00)^T
 #pragma unroll
     for (int nt = 0; nt < 2; ++nt) {
       st_shared(base + Prep::kInverse + lg * 80 + 32 + nt * 16 + tg * 4, pack_f16(z[nt][0], z[nt][1]));
@@ -511,9 +506,12 @@ struct ChunkPrep {
         mma_f16(lower[np * 2 + h], a11, b1[2 * h], b1[2 * h + 1]);
       }
     }
-    const uint32_t out = base + Slot::kUpdate + (w >> 1) * 4096 + lg * 128 + tg * 4;
+    const uint32_t out = base + Slot::kUpdate + (w >> 1) * 4096 + lg * 128 + tg * 4, beta = base + Prep::kBeta + lg * 4;
+    const float b0 = ld_shared(beta), b1 = ld_shared(beta + 32), b2 = ld_shared(beta + 64), b3 = ld_shared(beta + 96);
 #pragma unroll
     for (int nt = 0; nt < 4; ++nt) {
+      upper[nt][0] *= b0, upper[nt][1] *= b0, upper[nt][2] *= b1, upper[nt][3] *= b1;
+      lower[nt][0] *= b2, lower[nt][1] *= b2, lower[nt][2] *= b3, lower[nt][3] *= b3;
       const uint32_t at = out + (((((w & 1) * 4 + nt) ^ lg) & 7) << 4);
       st_shared(at, pack_bf16(upper[nt][0], upper[nt][1])), st_shared(at + 1024, pack_bf16(upper[nt][2], upper[nt][3]));
       st_shared(at + 2048, pack_bf16(lower[nt][0], lower[nt][1])),
@@ -552,6 +550,10 @@ struct ChunkPrep {
 #pragma unroll
     for (int nt = 0; nt < 2; ++nt) {
       const int column = nt * 8 + 2 * tg;
+      const float2 b0 = ld_shared_v2(base + Prep::kBeta + column * 4),
+                   b1 = ld_shared_v2(base + Prep::kBeta + 64 + column * 4);
+      y[nt][0] *= b0.x, y[nt][1] *= b0.y, y[nt][2] *= b0.x, y[nt][3] *= b0.y;
+      z[nt][0] *= b1.x, z[nt][1] *= b1.y, z[nt][2] *= b1.x, z[nt][3] *= b1.y;
       st_shared(base + Slot::kMix + swizzle64(r0 + lg, column), pack_bf16(y[nt][0], y[nt][1]));
       st_shared(base + Slot::kMix + swizzle64(r0 + lg + 8, column), pack_bf16(y[nt][2], y[nt][3]));
       if (w == 3) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -376,6 +377,7 @@ TEST_P(TreeProperty, AgreesWithAFlatMap) {
       const int64_t grid = prm.tree_page * static_cast<int64_t>(1 + rng.below(3));
       const int64_t limit = rng.below(4) == 0 ? static_cast<int64_t>(rng.below(tokens.size() + 1))
                                               : static_cast<int64_t>(tokens.size()) - 1;
+      const MatchResult seen = tree.peek(p.ns, tokens, limit, grid);  // the model does not hear of it
       const MatchResult got = tree.match(p.ns, tokens, limit, grid);
       const MatchResult want = model.match(p, limit, grid);
       ASSERT_EQ(got.matched, want.matched);
@@ -383,6 +385,8 @@ TEST_P(TreeProperty, AgreesWithAFlatMap) {
       ASSERT_EQ(got.state, want.state);
       ASSERT_EQ(got.pages, want.pages);
       ASSERT_EQ(got.branch, want.branch);
+      ASSERT_EQ(std::tie(seen.matched, seen.resumable, seen.state, seen.pages, seen.branch),
+                std::tie(want.matched, want.resumable, want.state, want.pages, want.branch));
       if (got.resumable > 0) {  // the label is the truth, whatever tree and model believe
         const Place whole{p.ns, first(p.word, static_cast<size_t>(got.resumable / prm.tree_page))};
         ASSERT_EQ(slot_label_[static_cast<size_t>(got.state.value)], whole);
@@ -391,6 +395,8 @@ TEST_P(TreeProperty, AgreesWithAFlatMap) {
       for (size_t i = 0; i < got.pages.size(); ++i)
         ASSERT_EQ(page_label_[static_cast<size_t>(got.pages[i].value)], label(p, i));
       if (got.branch) ++forks;
+      const Place q = some_place();
+      tree.peek(q.ns, spell(q.word, prm.tree_page), limit, grid);  // refreshes nothing: evictions still agree
     } else if (what < 72 && model.held.size() < 6) {
       const Place p = some_place();
       const size_t m = model.matched(p);

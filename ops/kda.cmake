@@ -5,11 +5,9 @@ target_sources(kadence_ops_kda PRIVATE
   cpu/kda_cpu.cc cpu/kda_extend.cc cpu/kda_kernels.cc cpu/kda_step.cc cpu/conv1d.cc cpu/conv1d_kernel.cc cpu/state_copy.cc)
 target_link_libraries(kadence_ops_kda PRIVATE hwy::hwy)
 
-# What tests and benchmarks share: inputs, oracles, guarded memory, the conformance table.
-if(KADENCE_BUILD_TESTS OR KADENCE_BUILD_BENCH)
-  add_library(kadence_ops_testing STATIC
-    testing/compare.cc testing/guarded.cc testing/kda_batch.cc testing/kda_chunk_oracle.cc testing/kda_conformance.cc
-    testing/kda_inputs.cc testing/kda_oracle.cc testing/pairwise.cc)
-  target_link_libraries(kadence_ops_testing PUBLIC kadence_ops_kda PRIVATE kadence_options)
-endif()
+# What tests and benchmarks share: inputs, oracles, guarded memory, the conformance table, timings.
+add_library(kadence_ops_testing STATIC
+  testing/compare.cc testing/guarded.cc testing/kda_batch.cc testing/kda_bench.cc testing/kda_chunk_oracle.cc
+  testing/kda_conformance.cc testing/kda_inputs.cc testing/kda_oracle.cc testing/pairwise.cc)
+target_link_libraries(kadence_ops_testing PUBLIC kadence_ops_kda PRIVATE kadence_options)
 kadence_test(kda_conformance_test SOURCES kda_conformance_test.cc LINK kadence_ops_testing LABELS ops)

@@ -173,8 +173,21 @@ void StorePanels(const float* panels, int K, int V, void* rows, DType dtype) {
 void ToFloatFn(const void* src, DType dtype, int64_t n, float* dst) { ToFloat(src, dtype, n, dst); }
 void FromFloatFn(const float* src, int64_t n, void* dst, DType dtype) { FromFloat(src, n, dst, dtype); }
 
+float MultiplyAddBurst(int64_t n) {
+  const DF d;
+  VF acc[12];
+  KADENCE_UNROLL for (int i = 0; i < 12; ++i) acc[i] = hn::Set(d, static_cast<float>(i));
+  const VF a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
+  for (int64_t i = 0; i < n; i += 12 * static_cast<int64_t>(kLanes)) {
+    KADENCE_UNROLL for (int j = 0; j < 12; ++j) acc[j] = hn::MulAdd(acc[j], a, b);
+  }
+  VF sum = acc[0];
+  KADENCE_UNROLL for (int i = 1; i < 12; ++i) sum = hn::Add(sum, acc[i]);
+  return hn::GetLane(sum);
+}
+
 const KdaKernels& Table() {
-  static constexpr KdaKernels table{Prepare, Advance, LoadPanels, StorePanels, MakeStepToken, StepRows, UpdateRows, ToFloatFn, FromFloatFn};
+  static constexpr KdaKernels table{Prepare, Advance, LoadPanels, StorePanels, MakeStepToken, StepRows, UpdateRows, ToFloatFn, FromFloatFn, MultiplyAddBurst};
   return table;
 }
 

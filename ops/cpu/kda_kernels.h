@@ -96,6 +96,8 @@ struct KdaKernels {
   // n elements between a pool dtype and fp32, one rounding.
   void (*to_float)(const void* src, DType dtype, int64_t n, float* dst);
   void (*from_float)(const float* src, int64_t n, void* dst, DType dtype);
+  // About n independent multiply-adds in registers, for benchmarks: the peak of this instruction set.
+  float (*multiply_add_burst)(int64_t n);
 };
 const KdaKernels& kda_kernels(device::Isa isa);
 

@@ -90,7 +90,6 @@ HWY_INLINE void ReduceRows16(const float* HWY_RESTRICT rows, float* HWY_RESTRICT
 
 // bf16 from fp32, to nearest even, NaN stays NaN. (Highway's own conversion truncates.)
 HWY_INLINE void StoreBF16(VF x, uint16_t* to) {
-  const DF d;
   const hn::RebindToUnsigned<DF> du;
   const hn::Rebind<uint16_t, DF> d16;
   const hn::RebindToSigned<DF> di;

@@ -2,6 +2,7 @@
 target_sources(kadence_ops_nn PRIVATE
   cpu/attention.cc
   cpu/attention_kernels.cc
+  cpu/attention_rows.cc
   cpu/gemm.cc
   cpu/moe.cc
   cpu/nn_kernels.cc

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/attention_rows.h"
 #include "ops/cpu/nn_parallel.h"
 
 namespace kadence::ops {
@@ -24,6 +25,11 @@ constexpr int64_t kMinPartKeys = 3 * kKeyBlock;
 static_assert(kKeyBlock % kQueryTile == 0, "a query tile must see the start of every key block it touches");
 
 size_t floats(int64_t n) { return base::round_up(static_cast<size_t>(n) * sizeof(float), kAlign); }
+// One vector for few queries, else two.
+int32_t strip_lanes(device::Isa isa, int64_t queries) {
+  const int32_t vector = attention_lanes(isa);
+  return queries <= vector ? vector : 2 * vector;
+}
 int64_t part_keys(int64_t keys) {
   return std::max(kMinPartKeys, base::round_up<int64_t>(base::ceil_div<int64_t>(keys, kDecodeParts), kKeyBlock));
 }
@@ -158,7 +164,7 @@ void run_prefill_task(const Call& c, const PrefillTask& t, std::byte* ws) {
   const Layout& l = c.layout;
   const Worker w(l, ws);
   const int64_t queries = (t.end - t.begin) * t.heads, token = c.batch.seq_begin[t.row] - c.batch.start[t.row];
-  const int32_t vector = attention_lanes(c.isa), strip = queries <= vector ? vector : 2 * vector;
+  const int32_t strip = strip_lanes(c.isa, queries);
   const int64_t lanes = base::round_up<int64_t>(queries, strip);
   const auto position = [&](int64_t lane) { return t.begin + std::min(lane, queries - 1) / t.heads; };
   pack_queries(
@@ -224,67 +230,123 @@ void prefill(const Call& c, void* workspace, device::Stream& stream) {
     stream.parallel_for(tiles * groups, run);
 }
 
+// Decode has two forms. Which one runs depends on the shape and the instruction set alone.
+bool decodes_by_rows(const AttentionShape& s, device::Isa isa) {
+  return attention_lanes(isa) >= kRowHeadGroup && s.heads <= kMaxRowHeads && s.latent % kRowWidthMultiple == 0 &&
+         s.shared % kRowWidthMultiple == 0;
+}
+
+// Where one part of a row's keys leaves its result.
+struct Part {
+  float *acc, *top, *sum;
+};
+
+// Keys [begin, end) of a row, queries as lanes.
+void decode_lanes(const Call& c, int32_t row, int64_t begin, int64_t end, const Worker& w, const Part& out) {
+  const Layout& l = c.layout;
+  const int32_t strip = strip_lanes(c.isa, c.shape.heads);
+  const int64_t lanes = base::round_up<int64_t>(c.shape.heads, strip);
+  const float* q = c.q + c.batch.seq_begin[row] * c.q_pitch;
+  pack_queries(
+      l, c.shape.scale, lanes, strip, [&](int64_t lane) { return lane < c.shape.heads ? q + lane * l.width : nullptr; },
+      w.q);
+  start(lanes, c.shape.latent, out.acc, out.top, out.sum);
+  for (int64_t key = begin; key < end; key += kKeyBlock) {
+    const int64_t count = std::min<int64_t>(kKeyBlock, end - key);
+    gather(c.isa, c.pages, c.batch.page_table + row * c.batch.max_pages, l.width, key, count, w.keys);
+    for (int64_t lane = 0; lane < lanes; lane += strip) {
+      StripArgs a = strip_args(c.shape, l, w, strip, lane, out.acc, out.top, out.sum);
+      a.full_keys = a.keys_end = static_cast<int32_t>(count);
+      attend_strip(c.isa, a);
+    }
+  }
+}
+
+// The same for few heads, vectors along the latent.
+void decode_rows(const Call& c, int32_t row, int64_t begin, int64_t end, const Worker& w, const Part& out) {
+  const Layout& l = c.layout;
+  const int32_t heads = base::round_up(c.shape.heads, kRowHeadGroup);
+  const float* q = c.q + c.batch.seq_begin[row] * c.q_pitch;
+  for (int64_t i = 0; i < heads * l.width; ++i) w.q[i] = i < c.shape.heads * l.width ? q[i] * c.shape.scale : 0.0f;
+  start(heads, c.shape.latent, out.acc, out.top, out.sum);
+  const int32_t* table = c.batch.page_table + row * c.batch.max_pages;
+  const float* rows[kKeyBlock + kRowKeyPadding];
+  for (int64_t key = begin; key < end; key += kKeyBlock) {
+    const int64_t count = std::min<int64_t>(kKeyBlock, end - key);
+    if (c.pages.dtype == base::DType::kF32) {
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t position = key + k;
+        rows[k] = static_cast<const float*>(c.pages.base) + table[position / c.pages.page_size] * c.pages.page_pitch +
+                  position % c.pages.page_size * l.width;
+      }
+    } else {
+      gather(c.isa, c.pages, table, l.width, key, count, w.keys);
+      for (int64_t k = 0; k < count; ++k) rows[k] = w.keys + k * l.width;
+    }
+    std::fill(rows + count, rows + count + kRowKeyPadding, rows[count - 1]);
+    RowsArgs a;
+    a.heads = heads, a.latent = c.shape.latent, a.width = static_cast<int32_t>(l.width), a.q = w.q;
+    a.rows = rows, a.keys = static_cast<int32_t>(count), a.scores = w.scores;
+    a.acc = out.acc, a.top = out.top, a.sum = out.sum;
+    attend_rows(c.isa, a);
+  }
+}
+
+void finish_decode_lanes(const Call& c, const Part& first, int64_t part_floats, int32_t parts, float* out) {
+  const int32_t strip = strip_lanes(c.isa, c.shape.heads), latent = c.shape.latent;
+  for (int64_t lane = 0; lane < c.shape.heads; lane += strip) {
+    float* acc = first.acc + lane * latent;
+    if (parts > 1)
+      merge_strips(c.isa, strip, latent, parts, acc, part_floats, first.top + lane, first.sum + lane, part_floats);
+    finish_strip(c.isa, strip, latent, acc, first.sum + lane);
+    for (int64_t h = lane; h < std::min<int64_t>(lane + strip, c.shape.heads); ++h)
+      for (int32_t r = 0; r < latent; ++r) out[h * latent + r] = acc[r * strip + h - lane];
+  }
+}
+
 void decode(const Call& c, void* workspace, device::Stream& stream) {
   const Layout& l = c.layout;
   const int threads = stream.info().threads;
+  const bool by_rows = decodes_by_rows(c.shape, c.isa);
   auto* shared =
       reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + static_cast<size_t>(threads) * l.worker());
-  const int32_t vector = attention_lanes(c.isa), strip = c.shape.heads <= vector ? vector : 2 * vector;
-  const int64_t lanes = base::round_up<int64_t>(c.shape.heads, strip), part_floats = l.part_floats(c.shape);
+  const int64_t part_floats = l.part_floats(c.shape);
+  const auto part_at = [&](int64_t index) {
+    float *acc = shared + index * part_floats, *top = acc + l.lanes * c.shape.latent;
+    return Part{acc, top, top + l.lanes};
+  };
+  const auto keys_of = [&](int32_t row) {
+    return c.batch.seq_begin[row + 1] > c.batch.seq_begin[row] ? c.batch.start[row] + 1 : 0;
+  };
   for (int32_t first = 0; first < c.batch.rows; first += kDecodeRows) {
     const int32_t rows = std::min(kDecodeRows, c.batch.rows - first);
-    const auto keys_of = [&](int32_t row) {
-      return c.batch.seq_begin[row + 1] > c.batch.seq_begin[row] ? c.batch.start[row] + 1 : 0;
-    };
     int64_t work = 0;
     for (int32_t i = 0; i < rows; ++i) work += keys_of(first + i);
     const auto run = [&](int64_t index, int worker) {
-      const int32_t i = static_cast<int32_t>(index) / kDecodeParts, part = static_cast<int32_t>(index) % kDecodeParts,
-                    row = first + i;
-      const int64_t keys = keys_of(row), span = part_keys(keys), begin = part * span,
+      const int32_t row = first + static_cast<int32_t>(index / kDecodeParts);
+      const int64_t keys = keys_of(row), span = part_keys(keys), begin = index % kDecodeParts * span,
                     end = std::min(keys, begin + span);
       if (begin >= end) return;
       const Worker w(l, static_cast<std::byte*>(workspace) + static_cast<size_t>(worker) * l.worker());
-      float* acc = shared + index * part_floats;
-      float *top = acc + l.lanes * c.shape.latent, *sum = top + l.lanes;
-      const float* q = c.q + c.batch.seq_begin[row] * c.q_pitch;
-      pack_queries(
-          l, c.shape.scale, lanes, strip,
-          [&](int64_t lane) { return lane < c.shape.heads ? q + lane * l.width : nullptr; }, w.q);
-      start(lanes, c.shape.latent, acc, top, sum);
-      for (int64_t key = begin; key < end; key += kKeyBlock) {
-        const int64_t count = std::min<int64_t>(kKeyBlock, end - key);
-        gather(c.isa, c.pages, c.batch.page_table + row * c.batch.max_pages, l.width, key, count, w.keys);
-        for (int64_t lane = 0; lane < lanes; lane += strip) {
-          StripArgs a = strip_args(c.shape, l, w, strip, lane, acc, top, sum);
-          a.full_keys = a.keys_end = static_cast<int32_t>(count);
-          attend_strip(c.isa, a);
-        }
-      }
+      (by_rows ? decode_rows : decode_lanes)(c, row, begin, end, w, part_at(index));
     };
     const auto finish = [&](int64_t i) {
       const int32_t row = first + static_cast<int32_t>(i);
       const int64_t keys = keys_of(row);
       if (keys == 0) return;
       const auto parts = static_cast<int32_t>(base::ceil_div(keys, part_keys(keys)));
-      float* acc = shared + i * kDecodeParts * part_floats;
-      float *top = acc + l.lanes * c.shape.latent, *sum = top + l.lanes;
+      const Part p = part_at(i * kDecodeParts);
       float* out = c.out + c.batch.seq_begin[row] * c.out_pitch;
-      for (int64_t lane = 0; lane < lanes; lane += strip) {
-        float* strip_acc = acc + lane * c.shape.latent;
-        if (parts > 1)
-          merge_strips(c.isa, strip, c.shape.latent, parts, strip_acc, part_floats, top + lane, sum + lane,
-                       part_floats);
-        finish_strip(c.isa, strip, c.shape.latent, strip_acc, sum + lane);
-        for (int64_t h = lane; h < std::min<int64_t>(lane + strip, c.shape.heads); ++h)
-          for (int32_t r = 0; r < c.shape.latent; ++r) out[h * c.shape.latent + r] = strip_acc[r * strip + h - lane];
-      }
+      if (by_rows)
+        finish_rows(c.isa, c.shape.heads, c.shape.latent, parts, p.acc, part_floats, p.top, p.sum, part_floats, out);
+      else
+        finish_decode_lanes(c, p, part_floats, parts, out);
     };
-    if (threads == 1 || work * lanes * l.width < 2'000'000)
+    if (threads == 1 || work * c.shape.heads * l.width < 2'000'000)
       for (int64_t i = 0; i < int64_t{rows} * kDecodeParts; ++i) run(i, 0);
     else
       stream.parallel_for(int64_t{rows} * kDecodeParts, run);
-    for_rows(stream, rows, 2 * kDecodeParts * lanes * c.shape.latent, finish);
+    for_rows(stream, rows, 2 * kDecodeParts * int64_t{c.shape.heads} * c.shape.latent, finish);
   }
 }
 

@@ -115,7 +115,8 @@ std::vector<float> run(World& w, const std::vector<Span>& spans, GemmPhase phase
   return dense;
 }
 
-const AttentionShape kShapes[] = {{4, 64, 16, 0.125f}, {1, 5, 3, 0.5f}, {6, 40, 0, 0.2f}, {35, 32, 16, 0.15f}};
+const AttentionShape kShapes[] = {{4, 64, 16, 0.125f}, {1, 5, 3, 0.5f},  {3, 48, 32, 0.125f},
+                                  {7, 16, 0, 0.25f},   {6, 40, 0, 0.2f}, {35, 32, 16, 0.15f}};
 
 class Attention : public ::testing::TestWithParam<device::Isa> {};
 

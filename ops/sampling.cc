@@ -1,5 +1,3 @@
-// The order of filters is that of vLLM and SGLang: penalties (repetition, then frequency and presence), temperature,
-// top-k, top-p, min-p, each acting on what the one before kept.
 #include "ops/sampling.h"
 
 #include <algorithm>
@@ -29,8 +27,9 @@ struct Better {
 
 int32_t argmax(const float* values, size_t n) {
   size_t best = 0;
-  for (size_t i = 1; i < n; ++i)
-    if (comparable(values[i]) > comparable(values[best])) best = i;
+  float top = kMinusInf;
+  for (size_t i = 0; i < n; ++i)
+    if (values[i] > top) top = values[i], best = i;  // false for a NaN
   return static_cast<int32_t>(best);
 }
 
@@ -67,18 +66,19 @@ void apply_penalties(const SamplingParams& p, const TokenHistory& history, float
 // Inverts the distribution of the weights at u in [0, 1): the first id of `order` whose running sum exceeds u * total.
 template <class Weight>
 int32_t draw(const std::vector<int32_t>& order, size_t count, double u, const Weight& weight) {
+  thread_local std::vector<double> weights;
+  weights.resize(count);
   double total = 0;
-  for (size_t i = 0; i < count; ++i) total += weight(order[i]);
+  for (size_t i = 0; i < count; ++i) total += weights[i] = weight(order[i]);
   const double target = u * total;
   double sum = 0;
-  int32_t last = order[0];
+  size_t last = 0;
   for (size_t i = 0; i < count; ++i) {
-    const double w = weight(order[i]);
-    if (w <= 0) continue;
-    sum += w, last = order[i];
-    if (sum > target) return last;
+    if (weights[i] <= 0) continue;
+    sum += weights[i], last = i;
+    if (sum > target) break;
   }
-  return last;
+  return order[last];
 }
 
 }  // namespace

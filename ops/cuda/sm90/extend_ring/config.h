@@ -36,14 +36,15 @@ struct Prep {
   static constexpr int kLower = kSecondHalf + 8192;       // fp32, two 16 x 16 blocks of -L by columns
   static constexpr int kCorner = kLower + 2048;           // fp16, 16 rows of 48 B: block (1,0) of -L
   static constexpr int kInverse = kCorner + 768;          // fp16, 32 rows of 80 B: T^T
-  static constexpr int kBeta = kInverse + 2560;           // fp32[32]
-  static constexpr int kNorms = kBeta + 128;              // fp32[64]: of k, of q (exact path)
+  static constexpr int kGroupSums = kInverse + 2560;      // fp32[4][128]: log2 decay of each warp's tokens
+  static constexpr int kBeta = kGroupSums + 2048;         // fp32[32], twice: by the turn's parity
+  static constexpr int kNorms = kBeta + 256;              // fp32[64]: of k, of q (exact path)
   static constexpr int kMixExact = kNorms + 256;          // fp16, two blocks of 16 rows of 48 B (exact path)
   static constexpr int kMail = kMixExact + 1536;          // Mail, see kernel.cuh
-  static constexpr int kBytes = (kMail + 64 + 1023) / 1024 * 1024;
-  // Overlays: k 2^-p until W is written; group sums until the inverse is; tables of the exact path under the slot.
+  static constexpr int kMailBytes = 128;
+  static constexpr int kBytes = (kMail + kMailBytes + 1023) / 1024 * 1024;
+  // Overlays: k 2^-p until W is written; tables of the exact path under the slot.
   static constexpr int kInverseKeys = Slot::kUpdate;
-  static constexpr int kGroupSums = kInverse;
   static constexpr int kExactDecay = 0;              // fp32[32][128]
   static constexpr int kExactKeys = 16384;           // bf16[32][128]
   static constexpr int kExactQueries = kSecondHalf;  // bf16[32][128]
@@ -51,13 +52,15 @@ struct Prep {
 inline constexpr int kSharedScan = kScanStages * Scan::kStageBytes;
 inline constexpr int kSharedOut = kSharedScan + kPrepGroups * Prep::kBytes;
 inline constexpr int kSharedBarriers = kSharedOut + Scan::kOutBytes;
-inline constexpr int kSharedSchedule = kSharedBarriers + 64;
-static_assert(2 * kScanStages * 8 <= 64);
+inline constexpr int kMailSlots = 4;                        // items announced to a preparing warpgroup at a time
+inline constexpr int kPrepBarriers = (kMailSlots + 2) * 8;  // bytes: items announced; image complete; image free
+inline constexpr int kSharedPrepBarriers = kSharedBarriers + 2 * kScanStages * 8;
+inline constexpr int kSharedSchedule = kSharedPrepBarriers + kPrepGroups * kPrepBarriers;
 
 // --- threads ---------------------------------------------------------------------------------------------------------
-inline constexpr int kThreads = 512;  // warpgroup 0 scans, 1 and 2 prepare, 3 loads
-inline constexpr int kScanRegisters = 216, kPrepRegisters = 136, kLoadRegisters = 24;
-static_assert(kScanRegisters + kPrepGroups * kPrepRegisters + kLoadRegisters <= 512);
+inline constexpr int kThreads = 512;  // warpgroup 0 scans, 1 and 2 prepare, 3 moves data
+inline constexpr int kScanRegisters = 208, kPrepRegisters = 136, kMoveRegisters = 32;
+static_assert(kScanRegisters + kPrepGroups * kPrepRegisters + kMoveRegisters <= 512);
 
 // --- workspace -------------------------------------------------------------------------------------------------------
 inline constexpr int kMaxLanes = 128;
@@ -98,7 +101,7 @@ static_assert(kSharedBytes <= 232448);
 
 // Offsets inside the workspace; a function of host facts alone.
 struct Workspace {
-  size_t slots = 0, schedule = 0, rows = 0, spans = 0, chunks = 0, ready = 0, consumed = 0, bytes = 0;
+  size_t slots = 0, schedule = 0, rows = 0, spans = 0, chunks = 0, ready = 0, consumed = 0, claimed = 0, bytes = 0;
 };
 
 // Host facts of a launch, decided by the plan.

@@ -113,102 +113,101 @@ __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& 
   }
 }
 
-// What the leading thread of a preparing warpgroup tells the others, in shared memory so that it costs no registers.
+// What the mover of a preparing warpgroup tells it. Position -1: no more items.
 struct Item {
-  int at, chain, head, pad;  // at < 0: none
+  int at, chain, head;
   ChunkInfo info;
 };
 struct Mail {
-  Item items[2];            // of this turn and the next, by the turn's parity
-  int next_at, next_chain;  // where the search for items goes on
-  int sent_at, sent_index;  // the slot that is on its way to the ring; sent_at < 0: none
+  Item items[kMailSlots];
 };
-static_assert(sizeof(Mail) <= 64);
+static_assert(sizeof(Mail) <= Prep::kMailBytes);
+// Barriers of a preparing warpgroup, all in phases of one turn but `announced`, whose slots take turns.
+struct PrepBarriers {
+  uint32_t announced, complete, free;
+  __device__ explicit PrepBarriers(uint32_t shared, int group)
+      : announced(shared + kSharedPrepBarriers + group * kPrepBarriers),
+        complete(announced + kMailSlots * 8),
+        free(complete + 8) {}
+};
 
 template <KdaGate kGate, bool kExact, bool kDecayF32>
-__device__ __forceinline__ void prepare(const RingParams& p, const Schedule& c, uint32_t base, Mail& mail, int group,
-                                        int groups, int tid, int barrier) {
-  if (c.longest == 0) return;
-  const bool leader = tid == 64;  // of the warp with the least to do
-  const ChunkPrep<kGate, kExact, kDecayF32> prep(p, base, tid, barrier);
-  // Items in the order (position, chain): what is scanned first is prepared first.
-  const auto seek = [&] {  // the next item that exists, but for its chunk's tokens
-    const int chains = c.lanes * c.heads, step_at = groups / chains, step_chain = groups - step_at * chains,
-              end = c.longest * c.passes;
-    int at = mail.next_at, chain = mail.next_chain;
-    Item item{-1, 0, 0, -1, {0, 0}};
-    while (at < end && item.at < 0) {
-      const Place place = place_of(c, p, chain, at);
-      if (place.chunk >= 0) item.at = at, item.chain = chain, item.head = place.head, item.pad = place.chunk;
-      at += step_at, chain += step_chain;
-      if (chain >= chains) chain -= chains, ++at;
-    }
-    mail.next_at = at, mail.next_chain = chain;
-    if (item.at >= 0) item.info = p.chunk_info[item.pad];
-    return item;
+__device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, const Mail& mail, const PrepBarriers& bars,
+                                        int tid, int barrier) {
+  ChunkPrep<kGate, kExact, kDecayF32> prep(p, base, tid, barrier);
+  RawChunk<kDecayF32> raw;
+  bool more;
+  const auto load = [&](int turn) {
+    const int slot = turn % kMailSlots;
+    mbarrier_wait(bars.announced + slot * 8, turn / kMailSlots & 1);
+    const Item& item = mail.items[slot];
+    more = item.at >= 0;
+    if (more) load_raw<kGate>(raw, p, item.head, item.info.token, item.info.count, tid);
   };
-  const auto publish = [&] {
-    if (mail.sent_at < 0) return;
+  load(0);
+#pragma unroll 1
+  for (int turn = 0; more; ++turn) {
+    prep.run(
+        raw, turn,
+        [&] {
+          if (turn > 0) mbarrier_wait(bars.free, (turn - 1) & 1);
+        },
+        [&] { load(turn + 1); });
+    fence_proxy_async_shared();
+    __syncwarp();
+    if ((tid & 31) == 0) mbarrier_arrive(bars.complete);
+  }
+}
+
+// --- warpgroup 3, warps 1 and 2: hand out the items of a preparing warpgroup and carry its slots to the ring ---------
+__device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& c, uint32_t base, Mail& mail,
+                                           const PrepBarriers& bars) {
+  const int chains = c.lanes * c.heads, depth = c.depth, end = c.longest * c.passes * chains;
+  // Items are numbered in the order (position, chain): what is scanned first is prepared first.
+  bool last = false;
+  const auto announce = [&](int turn) {
+    if (last) return;
+    Item item{-1, 0, 0, {0, 0}};
+    while (item.at < 0) {
+      const int number = static_cast<int>(atomicAdd(p.claimed, 1));
+      if (number >= end) break;
+      const int at = number / chains, chain = number - at * chains;
+      const Place place = place_of(c, p, chain, at);
+      if (place.chunk >= 0) item = {at, chain, place.head, p.chunk_info[place.chunk]};
+    }
+    last = item.at < 0;
+    mail.items[turn % kMailSlots] = item;
+    mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
+  };
+  announce(0);
+  announce(1);
+#pragma unroll 1
+  for (int turn = 0;; ++turn) {
+    const Item& item = mail.items[turn % kMailSlots];
+    if (item.at < 0) break;
+    announce(turn + 2);
+    const uint32_t* consumed = p.consumed + item.chain * 2;
+    const int slot = item.chain * depth + item.at % depth;
+    mbarrier_wait(bars.complete, turn & 1);
+#ifdef KADENCE_DEBUG_WAITS
+    int polls = 0;
+#endif
+    while (kProbe != 1 &&
+           static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) < item.at - depth + 1) {
+      __nanosleep(32);
+#ifdef KADENCE_DEBUG_WAITS
+      if (++polls > (1 << 23)) __trap();
+#endif
+    }
+    fence_proxy_async_global();
+    bulk_store(p.slots + static_cast<size_t>(slot) * Slot::kBytes, base, Slot::kBytes);
+    bulk_commit();
+    bulk_wait_read<0>();
+    mbarrier_arrive(bars.free);
     bulk_wait<0>();
     fence_proxy_async_global();
-    st_release_gpu(p.ready + mail.sent_index, static_cast<uint32_t>(mail.sent_at + 1));
-    mail.sent_at = -1;
-  };
-  RawChunk<kDecayF32> raw;
-  if (leader) {
-    const int chains = c.lanes * c.heads;
-    mail.next_at = group / chains, mail.next_chain = group % chains, mail.sent_at = -1;
-    mail.items[0] = seek();
-    mail.items[1] = seek();
+    st_release_gpu(p.ready + slot, static_cast<uint32_t>(item.at + 1));
   }
-  prep.sync();
-  int turn = 0;
-  bool more = mail.items[0].at >= 0;
-  if (more) load_raw<kGate>(raw, p, mail.items[0].head, mail.items[0].info.token, mail.items[0].info.count, tid);
-#pragma unroll 1
-  while (more) {
-    Item later;
-    uint32_t seen = 0;
-    prep.run(
-        raw,
-        [&] {
-          if (leader) bulk_wait_read<0>();
-        },
-        [&] {
-          const Item& next = mail.items[turn ^ 1];
-          more = next.at >= 0;
-          if (more) load_raw<kGate>(raw, p, next.head, next.info.token, next.info.count, tid);
-          if (leader) {
-            publish();
-            const uint32_t* consumed = p.consumed + mail.items[turn].chain * 2;
-            seen = min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1));
-            later = seek();
-          }
-        });
-    fence_proxy_async_shared();
-    prep.sync();
-    if (leader) {
-      const int at = mail.items[turn].at, depth = c.depth, index = mail.items[turn].chain * depth + at % depth;
-#ifdef KADENCE_DEBUG_WAITS
-      int polls = 0;
-#endif
-      while (kProbe != 1 && static_cast<int>(seen) < at - depth + 1) {  // until the ring has room
-        __nanosleep(64);
-        const uint32_t* consumed = p.consumed + mail.items[turn].chain * 2;
-        seen = min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1));
-#ifdef KADENCE_DEBUG_WAITS
-        if (++polls > (1 << 23)) __trap();
-#endif
-      }
-      fence_proxy_async_global();
-      bulk_store(p.slots + static_cast<size_t>(index) * Slot::kBytes, base, Slot::kBytes);
-      bulk_commit();
-      mail.sent_at = at, mail.sent_index = index;
-      mail.items[turn] = later;
-    }
-    turn ^= 1;
-  }
-  if (leader) publish();
 }
 
 template <KdaGate kGate, bool kExact, bool kDecayF32>
@@ -225,6 +224,12 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       mbarrier_init(shared + kSharedBarriers + i * 8, 1);
       mbarrier_init(shared + kSharedBarriers + (kScanStages + i) * 8, 4);
     }
+    for (int g = 0; g < kPrepGroups; ++g) {
+      const PrepBarriers bars(shared, g);
+      for (int i = 0; i < kMailSlots; ++i) mbarrier_init(bars.announced + i * 8, 1);
+      mbarrier_init(bars.complete, 4);
+      mbarrier_init(bars.free, 1);
+    }
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -234,17 +239,24 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
     setmaxnreg_inc<kScanRegisters>();
     if (kProbe != 1 && cta < c.scan_ctas) scan_chain(p, c, shared, chain, half, tid);
   } else if (group == 3) {
-    setmaxnreg_dec<kLoadRegisters>();
-    if (kProbe != 1 && cta < c.scan_ctas && tid < 3 * 128 + 32) load_stages(p, c, shared, chain, half, tid & 31);
+    setmaxnreg_dec<kMoveRegisters>();
+    const int warp = (tid >> 5) & 3;
+    if (warp == 0) {
+      if (kProbe != 1 && cta < c.scan_ctas) load_stages(p, c, shared, chain, half, tid & 31);
+    } else if (warp <= kPrepGroups && (tid & 31) == 0) {
+      const int offset = kSharedScan + (warp - 1) * Prep::kBytes;
+      if (kProbe != 2 && cta >= c.prep_first && c.longest > 0)
+        move_slots(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
+                   PrepBarriers(shared, warp - 1));
+    }
   } else {
     setmaxnreg_inc<kPrepRegisters>();
-    const int t = tid & 127, ctas = gridDim.x;
+    const int t = tid & 127, ctas = gridDim.x, offset = kSharedScan + (group - 1) * Prep::kBytes;
     zero_spans(p, c, (group - 1) * ctas + cta, kPrepGroups * ctas, t);
-    const int first = c.prep_first, offset = kSharedScan + (group - 1) * Prep::kBytes;
-    Mail& mail = *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail);
-    if (kProbe != 2 && cta >= first)
-      prepare<kGate, kExact, kDecayF32>(p, c, shared + offset, mail, (group - 1) * (ctas - first) + cta - first,
-                                        kPrepGroups * (ctas - first), t, group);
+    if (kProbe != 2 && cta >= c.prep_first && c.longest > 0)
+      prepare<kGate, kExact, kDecayF32>(p, shared + offset,
+                                        *reinterpret_cast<const Mail*>(aligned + offset + Prep::kMail),
+                                        PrepBarriers(shared, group - 1), t, group);
   }
 }
 

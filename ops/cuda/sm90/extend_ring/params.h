@@ -27,7 +27,7 @@ struct RowsParams {
   RowInfo* row_info;
   ChunkInfo* chunk_info;
   Span* spans;
-  uint32_t *ready, *consumed;
+  uint32_t *ready, *consumed, *claimed;
 };
 
 struct RingParams {
@@ -46,6 +46,7 @@ struct RingParams {
   const ChunkInfo* chunk_info;
   const Span* spans;
   uint32_t *ready, *consumed;  // [chain][depth], [chain][2]
+  uint32_t* claimed;           // [1], items of preparation handed out
   uint8_t* slots;
 };
 

@@ -4,6 +4,8 @@
 
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "ops/cuda/common/async.cuh"
 #include "ops/cuda/common/mma.cuh"
 #include "ops/cuda/sm90/extend_ring/params.h"
@@ -49,23 +51,33 @@ __device__ __forceinline__ void load_raw(RawChunk<kDecayF32>& raw, const RingPar
   const int w = tid >> 5, l = tid & 31, left = count - w * 8;
   const int64_t first = token + w * 8;
   const int qk_head = p.group == 1 ? head : head / p.group;
-  const __nv_bfloat16* k = static_cast<const __nv_bfloat16*>(p.k) + first * p.k_pitch + qk_head * kDim + l * 4;
-  const __nv_bfloat16* q = static_cast<const __nv_bfloat16*>(p.q) + first * p.q_pitch + qk_head * kDim + l * 4;
-  // A gate input that makes no decay: -inf for the two activations, 0 for a given log decay.
-  constexpr uint32_t kNone = kGate == KdaGate::kGivenLogDecay ? 0u : 0xff80ff80u;
+  const char* k = static_cast<const char*>(p.k) + (first * p.k_pitch + qk_head * kDim + l * 4) * 2;
+  const char* q = static_cast<const char*>(p.q) + (first * p.q_pitch + qk_head * kDim + l * 4) * 2;
+  constexpr int kDecayBytes = kDecayF32 ? 4 : 2;
+  const char* g = static_cast<const char*>(p.decay) + (first * p.decay_pitch + head * kDim + l * 4) * kDecayBytes;
+  const int64_t k_step = p.k_pitch * 2, q_step = p.q_pitch * 2, g_step = p.decay_pitch * kDecayBytes;
+  using Decay = std::remove_reference_t<decltype(raw.g[0])>;
+  if (left >= 8) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const bool in = i < left;
-    raw.k[i] = in ? __ldg(reinterpret_cast<const uint2*>(k + i * p.k_pitch)) : make_uint2(0, 0);
-    raw.q[i] = in ? __ldg(reinterpret_cast<const uint2*>(q + i * p.q_pitch)) : make_uint2(0, 0);
-    if constexpr (kDecayF32) {
-      const float* g = static_cast<const float*>(p.decay) + (first + i) * p.decay_pitch + head * kDim + l * 4;
-      const float none = bf16_hi(kNone);
-      raw.g[i] = in ? __ldg(reinterpret_cast<const float4*>(g)) : make_float4(none, none, none, none);
-    } else {
-      const __nv_bfloat16* g =
-          static_cast<const __nv_bfloat16*>(p.decay) + (first + i) * p.decay_pitch + head * kDim + l * 4;
-      raw.g[i] = in ? __ldg(reinterpret_cast<const uint2*>(g)) : make_uint2(kNone, kNone);
+    for (int i = 0; i < 8; ++i, k += k_step, q += q_step, g += g_step) {
+      raw.g[i] = __ldg(reinterpret_cast<const Decay*>(g));
+      raw.k[i] = __ldg(reinterpret_cast<const uint2*>(k));
+      raw.q[i] = __ldg(reinterpret_cast<const uint2*>(q));
+    }
+  } else {
+    // A gate input that makes no decay: -inf for the two activations, 0 for a given log decay.
+    constexpr uint32_t kNone = kGate == KdaGate::kGivenLogDecay ? 0u : 0xff80ff80u;
+    Decay none;
+    if constexpr (kDecayF32)
+      none = make_float4(bf16_hi(kNone), bf16_hi(kNone), bf16_hi(kNone), bf16_hi(kNone));
+    else
+      none = make_uint2(kNone, kNone);
+#pragma unroll
+    for (int i = 0; i < 8; ++i, k += k_step, q += q_step, g += g_step) {
+      const bool in = i < left;
+      raw.g[i] = in ? __ldg(reinterpret_cast<const Decay*>(g)) : none;
+      raw.k[i] = in ? __ldg(reinterpret_cast<const uint2*>(k)) : make_uint2(0, 0);
+      raw.q[i] = in ? __ldg(reinterpret_cast<const uint2*>(q)) : make_uint2(0, 0);
     }
   }
   raw.beta = p.beta_given ? 0.0f : -INFINITY;
@@ -145,6 +157,7 @@ struct ChunkPrep {
   const RingParams& p;
   const uint32_t base;
   const int tid, w, l, barrier;
+  uint32_t beta_place = 0;  // of this turn
 
   __device__ ChunkPrep(const RingParams& params, uint32_t shared, int thread, int bar)
       : p(params), base(shared), tid(thread), w(thread >> 5), l(thread & 31), barrier(bar) {}
@@ -158,11 +171,12 @@ struct ChunkPrep {
   // All of it but the hand-over. before_writes runs before the slot image is overwritten, after_factors once the
   // inputs are consumed; both by all threads.
   template <class BeforeWrites, class AfterFactors>
-  __device__ __forceinline__ void run(const RawChunk<kDecayF32>& raw, BeforeWrites before_writes,
-                                      AfterFactors after_factors) const {
+  __device__ __forceinline__ void run(const RawChunk<kDecayF32>& raw, int turn, BeforeWrites before_writes,
+                                      AfterFactors after_factors) {
+    beta_place = base + Prep::kBeta + (turn & 1) * 128;
     if (tid < 32) {
       const float beta = p.beta_given ? raw.beta : rcp_approx(1.0f + exp2_approx(-kLog2E * raw.beta));
-      st_shared(base + Prep::kBeta + tid * 4, p.beta_doubled ? 2.0f * beta : beta);
+      st_shared(beta_place + tid * 4, p.beta_doubled ? 2.0f * beta : beta);
     }
     float g[8][4];  // log2 decay; cumulated over this warp's tokens unless the exact path may need single tokens
     float total[4] = {0, 0, 0, 0};
@@ -212,7 +226,10 @@ struct ChunkPrep {
       const float4 after = w == 0 ? s1 : w == 2 ? s3 : make_float4(0, 0, 0, 0);
       exact_factors(raw, g, inverse_norm, before, after, e_first, e_second);
     } else {
-      anchored_factors(raw, g, inverse_norm, before, e_first, e_second);
+      if (w < 2)
+        anchored_factors<false>(raw, g, inverse_norm, before, e_first, e_second);
+      else
+        anchored_factors<true>(raw, g, inverse_norm, before, e_first, e_second);
     }
     after_factors();
     sync();
@@ -239,6 +256,7 @@ struct ChunkPrep {
   }
 
   // kd, qd, k 2^-p and the two decayed key tiles from exponents of both signs around the anchors.
+  template <bool kSecond>
   __device__ __forceinline__ void anchored_factors(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
                                                    float inverse_norm, float4 before, const float (&e_first)[4],
                                                    const float (&e_second)[4]) const {
@@ -261,7 +279,7 @@ struct ChunkPrep {
         kp[c] = kn * e, qp[c] = q[c] * rq * e, km[c] = -kn * f;
       }
       st_shared_v2(lane_place(Prep::kInverseKeys, 4096, r), pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
-      if (w < 2) {
+      if constexpr (!kSecond) {
         store_state_factors(r, kp, qp);
 #pragma unroll
         for (int c = 0; c < 4; ++c) km[c] *= e_first[c], kr[c] = km[c] * e_second[c];
@@ -375,7 +393,7 @@ struct ChunkPrep {
       }
       if (l < 16) {
         const float kj = -ld_shared(base + Prep::kNorms + (block * 16 + l) * 4);  // 1 / |k_j|
-        const float beta = ld_shared(base + Prep::kBeta + ri * 4);
+        const float beta = ld_shared(beta_place + ri * 4);
         st_shared(base + Prep::kLower + block * 1024 + l * 64 + i * 4,
                   l < i ? low * kj * ld_shared(base + Prep::kNorms + ri * 4) * beta : 0.0f);
         const float m_ij = l <= i ? mix * kj * ld_shared(base + Prep::kNorms + 128 + ri * 4) : 0.0f;
@@ -403,8 +421,8 @@ struct ChunkPrep {
       block_product(acc, q1, 2048, c0, 2048, l);  // M10, kept
     }
     if (w < 3) {
-      const float b0 = ld_shared(base + Prep::kBeta + ((w ? 16 : 0) + lg) * 4),
-                  b1 = ld_shared(base + Prep::kBeta + ((w ? 16 : 0) + lg + 8) * 4);
+      const float b0 = ld_shared(beta_place + ((w ? 16 : 0) + lg) * 4),
+                  b1 = ld_shared(beta_place + ((w ? 16 : 0) + lg + 8) * 4);
 #pragma unroll
       for (int nt = 0; nt < 2; ++nt) {
         if (w == 2) {
@@ -506,7 +524,7 @@ struct ChunkPrep {
         mma_f16(lower[np * 2 + h], a11, b1[2 * h], b1[2 * h + 1]);
       }
     }
-    const uint32_t out = base + Slot::kUpdate + (w >> 1) * 4096 + lg * 128 + tg * 4, beta = base + Prep::kBeta + lg * 4;
+    const uint32_t out = base + Slot::kUpdate + (w >> 1) * 4096 + lg * 128 + tg * 4, beta = beta_place + lg * 4;
     const float b0 = ld_shared(beta), b1 = ld_shared(beta + 32), b2 = ld_shared(beta + 64), b3 = ld_shared(beta + 96);
 #pragma unroll
     for (int nt = 0; nt < 4; ++nt) {
@@ -550,8 +568,7 @@ struct ChunkPrep {
 #pragma unroll
     for (int nt = 0; nt < 2; ++nt) {
       const int column = nt * 8 + 2 * tg;
-      const float2 b0 = ld_shared_v2(base + Prep::kBeta + column * 4),
-                   b1 = ld_shared_v2(base + Prep::kBeta + 64 + column * 4);
+      const float2 b0 = ld_shared_v2(beta_place + column * 4), b1 = ld_shared_v2(beta_place + 64 + column * 4);
       y[nt][0] *= b0.x, y[nt][1] *= b0.y, y[nt][2] *= b0.x, y[nt][3] *= b0.y;
       z[nt][0] *= b1.x, z[nt][1] *= b1.y, z[nt][2] *= b1.x, z[nt][3] *= b1.y;
       st_shared(base + Slot::kMix + swizzle64(r0 + lg, column), pack_bf16(y[nt][0], y[nt][1]));

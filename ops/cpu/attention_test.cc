@@ -9,6 +9,7 @@
 namespace kadence::ops {
 namespace {
 
+using testing::kGuard;
 using testing::kNaN;
 using testing::normals;
 using testing::same_bits;
@@ -91,7 +92,7 @@ std::vector<float> run(World& w, const std::vector<Span>& spans, GemmPhase phase
   }
   const int64_t tokens = begin.back();
   std::vector<float> q(static_cast<size_t>((tokens + 2) * qp), kNaN), x(static_cast<size_t>((tokens + 2) * xp), kNaN);
-  std::vector<float> out(static_cast<size_t>((tokens + 2) * op), kNaN);
+  std::vector<float> out(static_cast<size_t>((tokens + 2) * op), kGuard);
   for (size_t i = 0; i < spans.size(); ++i)
     for (int64_t t = spans[i].begin; t < spans[i].end; ++t) {
       const int64_t at = begin[i] + t - spans[i].begin;
@@ -110,7 +111,7 @@ std::vector<float> run(World& w, const std::vector<Span>& spans, GemmPhase phase
       if (t < tokens && c < od)
         dense.push_back(out[t * op + c]);
       else
-        EXPECT_TRUE(std::isnan(out[t * op + c])) << "written outside";
+        EXPECT_EQ(out[t * op + c], kGuard) << "written outside";
     }
   return dense;
 }
@@ -213,6 +214,57 @@ TEST_P(Attention, DecodeBitsDependOnTheRowAlone) {
       ASSERT_TRUE(same_bits(alone.data(), &got[at * od], od)) << "position " << s.begin;
       const auto want = w.want(s.sequence, s.begin);
       for (int64_t i = 0; i < od; ++i) ASSERT_NEAR(alone[i], want[i], 5e-6);
+      ++at;
+    }
+  }
+}
+
+TEST_P(Attention, LatentsGoToTheirTokensPlaces) {
+  auto stream = device::Stream::cpu(3, GetParam());
+  for (const base::DType dtype : {base::DType::kF32, base::DType::kBF16, base::DType::kF16})
+    for (const int32_t page_size : {16, 100}) {
+      World w({4, 64, 16, 0.125f}, dtype, page_size, 2, 500, 13);
+      const std::vector<Span> spans = {{1, 64, 437}, {0, 0, 5}, {0, 128, 128}};
+      auto want = w.memory;
+      for (const Span& s : spans)
+        for (int64_t t = s.begin; t < s.end; ++t)
+          for (int64_t d = 0; d < w.width; ++d) {
+            const int64_t page = w.table[s.sequence * w.max_pages + t / page_size];
+            base::store_f32(want.data(), page * w.pages.page_pitch + t % page_size * w.width + d, dtype,
+                            w.latents[s.sequence][t * w.width + d]);
+          }
+      const int64_t begin[] = {0, 373, 378, 378}, start[] = {64, 0, 128}, pitch = w.width + 1;
+      std::vector<int32_t> table;
+      std::vector<float> x;
+      for (const Span& s : spans) {
+        table.insert(table.end(), w.table.begin() + s.sequence * w.max_pages,
+                     w.table.begin() + (s.sequence + 1) * w.max_pages);
+        for (int64_t t = s.begin; t < s.end; ++t) {
+          x.insert(x.end(), &w.latents[s.sequence][t * w.width], &w.latents[s.sequence][t * w.width] + w.width);
+          x.push_back(kGuard);
+        }
+      }
+      write_latents(w.shape, {3, begin, start, table.data(), w.max_pages}, x.data(), pitch, w.pages, stream);
+      EXPECT_TRUE(w.memory == want) << "page size " << page_size;
+    }
+}
+
+// Enough keys for every part of a row; both forms of decode.
+TEST_P(Attention, LongDecodeMergesItsPartsInOrder) {
+  for (const AttentionShape& shape : {AttentionShape{4, 32, 16, 0.15f}, AttentionShape{9, 20, 4, 0.2f}}) {
+    auto one = device::Stream::cpu(1, GetParam()), three = device::Stream::cpu(3, GetParam());
+    const int64_t length = 6001, od = shape.heads * shape.latent;
+    World w(shape, base::DType::kF32, 64, 1, length, 12);
+    const int64_t begin[] = {0, length}, start[] = {0};
+    write_latents(shape, {1, begin, start, w.table.data(), w.max_pages}, w.latents[0].data(), w.width, w.pages, three);
+    const auto got =
+        run(w, {{0, 4607, 4608}, {0, 4608, 4609}, {0, length - 1, length}}, GemmPhase::kDecode, three, false);
+    int64_t at = 0;
+    for (const int64_t t : {int64_t{4607}, int64_t{4608}, length - 1}) {
+      const auto alone = run(w, {{0, t, t + 1}}, GemmPhase::kDecode, one, false);
+      ASSERT_TRUE(same_bits(alone.data(), &got[at * od], od)) << "position " << t;
+      const auto want = w.want(0, t);
+      for (int64_t i = 0; i < od; ++i) ASSERT_NEAR(alone[i], want[i], 5e-6) << "position " << t;
       ++at;
     }
   }

@@ -8,6 +8,7 @@
 namespace kadence::ops {
 namespace {
 
+using testing::kGuard;
 using testing::kNaN;
 using testing::normals;
 using testing::same_bits;
@@ -30,13 +31,13 @@ struct Product {
   const Linear& linear;
   device::Stream& stream;
   int64_t pad_x = 3, pad_y = 2;
-  // Runs rows [first, first + rows) of x (dense) with NaN around them; returns the dense result and checks that nothing
-  // else was written.
+  // Runs rows [first, first + rows) of x (dense) with NaN between and behind them; returns the dense result and checks
+  // that nothing else was written.
   std::vector<float> operator()(GemmPhase phase, const std::vector<float>& x, int64_t first, int64_t rows) const {
     const int64_t in = linear.in(), out = linear.out(), xp = in + pad_x, yp = out + pad_y;
     // x ends with its last row, where AddressSanitizer watches; y goes on.
     std::vector<float> padded(static_cast<size_t>((rows - 1) * xp + in), kNaN),
-        y(static_cast<size_t>((rows + 70) * yp), kNaN);
+        y(static_cast<size_t>((rows + 70) * yp), kGuard);
     for (int64_t r = 0; r < rows; ++r)
       std::memcpy(&padded[r * xp], &x[(first + r) * in], static_cast<size_t>(in) * sizeof(float));
     std::vector<float> workspace(linear.workspace_bytes(stream.info().threads) / sizeof(float) + 64, kNaN);
@@ -48,7 +49,7 @@ struct Product {
         if (r < rows && c < out)
           dense[r * out + c] = y[r * yp + c];
         else
-          EXPECT_TRUE(std::isnan(y[r * yp + c])) << "written outside: row " << r << " column " << c;
+          EXPECT_EQ(y[r * yp + c], kGuard) << "written outside: row " << r << " column " << c;
       }
     return dense;
   }

@@ -16,7 +16,10 @@
 
 namespace kadence::ops::testing {
 
+// Fills what must not be read.
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+// Fills what must not be written; a number, because results of poisoned inputs are NaN.
+inline constexpr float kGuard = -123456.75f;
 
 inline std::vector<float> normals(size_t n, uint64_t seed, double scale = 1) {
   base::Rng rng(seed);

@@ -8,6 +8,7 @@
 namespace kadence::ops {
 namespace {
 
+using testing::kGuard;
 using testing::kNaN;
 using testing::normals;
 using testing::same_bits;
@@ -21,16 +22,16 @@ class Norm : public ::testing::TestWithParam<device::Isa> {
   device::Stream stream_ = device::Stream::cpu(2, GetParam());
 };
 
-// Rows of `width` at `pitch`, NaN between and after them.
-std::vector<float> spread(const std::vector<float>& dense, int64_t width, int64_t pitch) {
+// Rows of `width` at `pitch`, `between` them what must not be read (NaN) or written (kGuard).
+std::vector<float> spread(const std::vector<float>& dense, int64_t width, int64_t pitch, float between = kNaN) {
   const int64_t rows = static_cast<int64_t>(dense.size()) / width;
-  std::vector<float> v(static_cast<size_t>(rows * pitch), kNaN);
+  std::vector<float> v(static_cast<size_t>(rows * pitch), between);
   for (int64_t r = 0; r < rows; ++r) std::copy_n(&dense[r * width], width, &v[r * pitch]);
   return v;
 }
 void expect_padding_untouched(const std::vector<float>& v, int64_t width, int64_t pitch) {
   for (size_t i = 0; i < v.size(); ++i)
-    ASSERT_TRUE(static_cast<int64_t>(i) % pitch < width || std::isnan(v[i])) << "written outside at " << i;
+    ASSERT_TRUE(static_cast<int64_t>(i) % pitch < width || v[i] == kGuard) << "written outside at " << i;
 }
 
 TEST_P(Norm, RmsNormAgreesWithDouble) {
@@ -38,7 +39,7 @@ TEST_P(Norm, RmsNormAgreesWithDouble) {
     const int64_t rows = width > 1000 ? 90 : 7, pitch = width + 3;
     const auto dense = normals(rows * width, 1, 3), weight = normals(width, 2);
     const auto x = spread(dense, width, pitch);
-    std::vector<float> y(x.size(), kNaN);
+    std::vector<float> y(x.size(), kGuard);
     rms_norm(x.data(), pitch, weight.data(), 1e-5f, y.data(), pitch, rows, width, stream_);
     expect_padding_untouched(y, width, pitch);
     for (int64_t r = 0; r < rows; ++r) {
@@ -68,7 +69,7 @@ TEST_P(Norm, GatedRmsNormNormsFirst) {
     const auto dx = normals(tokens * heads * width, 3), dz = normals(tokens * heads * width, 4, 5),
                weight = normals(width, 5);
     const auto x = spread(dx, heads * width, pitch), z = spread(dz, heads * width, pitch + 1);
-    std::vector<float> y(x.size(), kNaN);
+    std::vector<float> y(x.size(), kGuard);
     gated_rms_norm(x.data(), pitch, z.data(), pitch + 1, weight.data(), 1e-6f, y.data(), pitch, tokens, heads, width,
                    stream_);
     expect_padding_untouched(y, heads * width, pitch);
@@ -94,7 +95,7 @@ TEST_P(Norm, AddRowsAddsOnce) {
   for (const int64_t width : kWidths) {
     const int64_t rows = 80, pitch = width + 1;
     const auto a = normals(rows * width, 6), b = normals(rows * width, 7);
-    auto acc = spread(a, width, pitch);
+    auto acc = spread(a, width, pitch, kGuard);
     const auto x = spread(b, width, pitch + 4);
     add_rows(acc.data(), pitch, x.data(), pitch + 4, rows, width, stream_);
     expect_padding_untouched(acc, width, pitch);
@@ -126,7 +127,7 @@ TEST_P(Norm, ActivationsAgreeWithDouble) {
       const int64_t rows = 50, pitch = 2 * width + 1, y_pitch = width + 2;
       const auto dense = normals(rows * 2 * width, 8, 4);
       const auto x = spread(dense, 2 * width, pitch);
-      std::vector<float> y(static_cast<size_t>(rows * y_pitch), kNaN);
+      std::vector<float> y(static_cast<size_t>(rows * y_pitch), kGuard);
       gated_activation(a, x.data(), pitch, y.data(), y_pitch, rows, width, stream_);
       expect_padding_untouched(y, width, y_pitch);
       for (int64_t r = 0; r < rows; ++r)

@@ -5,8 +5,8 @@ namespace {
 
 constexpr ArchitectureInfo kTable[] = {
     {"kimi_linear", "kimi_linear", "KimiLinearForCausalLM", true, 1, "", "KDA + NoPE MLA, MoE (Kimi-Linear)"},
-    {"glm5_next", "glm5_next glm5_next_text", "Glm5NextForConditionalGeneration Glm5NextForCausalLM", false, 0, "model.language_model.",
-     "KDA + sparse MLA with an index, hyper-connections (GLM-5.3)"},
+    {"glm5_next", "glm5_next glm5_next_text", "Glm5NextForConditionalGeneration Glm5NextForCausalLM", false, 0,
+     "model.language_model.", "KDA + sparse MLA with an index, hyper-connections (GLM-5.3)"},
     {"kimi_k3", "kimi_k3", "KimiK3ForConditionalGeneration KimiK3ForCausalLM", false, 1, "language_model.",
      "KDA + gated MLA, attention residuals, latent MoE (Kimi K3)"},
     {"bailing", "bailing_hybrid", "BailingMoeV3ForCausalLM", false, 0, "", "KDA + RoPE MLA, grouped MoE (Ling 3)"},
@@ -44,8 +44,8 @@ std::string implemented_architectures() {
   return s;
 }
 
-const ArchitectureInfo* match_architecture(std::string_view model_type, std::span<const std::string> classes, bool is_k3,
-                                           bool is_kda_bailing) {
+const ArchitectureInfo* match_architecture(std::string_view model_type, std::span<const std::string> classes,
+                                           bool is_k3, bool is_kda_bailing) {
   const ArchitectureInfo* found = nullptr;
   for (const ArchitectureInfo& a : kTable) {
     bool match = contains_word(a.model_types, model_type);

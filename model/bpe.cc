@@ -9,7 +9,9 @@ namespace {
 
 constexpr size_t kScanLength = 48;  // symbols; above this the heap wins
 
-uint64_t pair_key(int32_t left, int32_t right) { return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right); }
+uint64_t pair_key(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+}
 
 }  // namespace
 
@@ -28,7 +30,9 @@ int32_t Bpe::id_of(std::string_view bytes) const {
   return it == ids_.end() ? -1 : it->second;
 }
 
-bool Bpe::add_merge(int32_t left, int32_t right, BpeMerge merge) { return merges_.emplace(pair_key(left, right), merge).second; }
+bool Bpe::add_merge(int32_t left, int32_t right, BpeMerge merge) {
+  return merges_.emplace(pair_key(left, right), merge).second;
+}
 
 void Bpe::add_merges_by_rank() {
   for (size_t i = 0; i < tokens_.size(); ++i) {
@@ -97,7 +101,8 @@ void Bpe::merge_heap(std::vector<int32_t>& ids) const {
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
   const auto offer = [&](int64_t at) {
     if (at < 0 || nodes[static_cast<size_t>(at)].after >= n) return;
-    const int32_t left = ids[static_cast<size_t>(at)], right = ids[static_cast<size_t>(nodes[static_cast<size_t>(at)].after)];
+    const int32_t left = ids[static_cast<size_t>(at)],
+                  right = ids[static_cast<size_t>(nodes[static_cast<size_t>(at)].after)];
     if (const BpeMerge* m = find(left, right)) heap.push({m->rank, at, left, right, m->id});
   };
   for (int64_t i = 0; i < n; ++i) nodes[static_cast<size_t>(i)] = {i - 1, i + 1};
@@ -107,7 +112,8 @@ void Bpe::merge_heap(std::vector<int32_t>& ids) const {
     heap.pop();
     Node& node = nodes[static_cast<size_t>(c.at)];
     // A candidate is stale once either symbol has changed; swallowed symbols are -1.
-    if (ids[static_cast<size_t>(c.at)] != c.left || node.after >= n || ids[static_cast<size_t>(node.after)] != c.right) continue;
+    if (ids[static_cast<size_t>(c.at)] != c.left || node.after >= n || ids[static_cast<size_t>(node.after)] != c.right)
+      continue;
     ids[static_cast<size_t>(c.at)] = c.id;
     ids[static_cast<size_t>(node.after)] = -1;
     node.after = nodes[static_cast<size_t>(node.after)].after;

@@ -1,5 +1,5 @@
-// Private to model/: byte-pair merging over byte tokens. A merge is (left id, right id) -> (rank, id); the lowest rank goes
-// first, the leftmost among equals. Source: Sennrich et al. 2016 over bytes, as in GPT-2 and tiktoken.
+// Private to model/: byte-pair merging over byte tokens. A merge is (left id, right id) -> (rank, id); the lowest rank
+// goes first, the leftmost among equals. Source: Sennrich et al. 2016 over bytes, as in GPT-2 and tiktoken.
 #pragma once
 
 #include <array>
@@ -21,7 +21,8 @@ enum class BpeMethod { kAuto, kScan, kHeap };
 
 class Bpe {
  public:
-  // `tokens`: bytes of every id, holes empty. `whole_pieces`: a piece that is a token is that token, whatever the merges.
+  // `tokens`: bytes of every id, holes empty. `whole_pieces`: a piece that is a token is that token, whatever the
+  // merges.
   Bpe(std::vector<std::string> tokens, bool whole_pieces);
   // False if the pair has one already.
   bool add_merge(int32_t left, int32_t right, BpeMerge merge);

@@ -15,7 +15,8 @@ struct Segment {
 // JSON text without the white space between its tokens; keys keep their order, numbers their spelling.
 std::string compact_json(const std::string& text) {
   try {
-    if (!parse_json(text, "tools", {size_t{16} << 20, 64}).is_array()) base::throw_invalid("tools", "a JSON array", text.substr(0, 60));
+    if (!parse_json(text, "tools", {size_t{16} << 20, 64}).is_array())
+      base::throw_invalid("tools", "a JSON array", text.substr(0, 60));
   } catch (const base::Error& e) {
     base::throw_error(base::ErrorCode::kInvalidArgument, e.what());
   }
@@ -41,14 +42,15 @@ std::string compact_json(const std::string& text) {
 // The template of Kimi K2 and Kimi-Linear; kadence-tiny's is its part without tools. No default system prompt, no bos.
 class KimiChat final : public ChatTemplate {
  public:
-  std::string render(const std::vector<ChatMessage>& messages, const std::string& tools_json, bool add_generation_prompt) const override {
+  std::string render(const std::vector<ChatMessage>& messages, const std::string& tools_json,
+                     bool add_generation_prompt) const override {
     std::string out;
     for (const Segment& s : segments(messages, tools_json, add_generation_prompt)) out += s.text;
     return out;
   }
 
-  std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages, const std::string& tools_json,
-                              bool add_generation_prompt) const override {
+  std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
+                              const std::string& tools_json, bool add_generation_prompt) const override {
     std::vector<int32_t> ids;
     std::string text;  // neighbouring texts are one text to the tokenizer, as they are in the rendered prompt
     const auto flush = [&] {
@@ -63,7 +65,8 @@ class KimiChat final : public ChatTemplate {
       }
       flush();
       const std::optional<int32_t> id = tokenizer.special_id(s.text);
-      if (!id) base::throw_error(base::ErrorCode::kUnsupported, "chat template: the tokenizer has no control token " + s.text);
+      if (!id)
+        base::throw_error(base::ErrorCode::kUnsupported, "chat template: the tokenizer has no control token " + s.text);
       ids.push_back(*id);
     }
     flush();
@@ -73,13 +76,16 @@ class KimiChat final : public ChatTemplate {
   std::vector<std::string> stop_tokens() const override { return {"<|im_end|>"}; }
 
  private:
-  static std::vector<Segment> segments(const std::vector<ChatMessage>& messages, const std::string& tools_json, bool add_generation_prompt) {
+  static std::vector<Segment> segments(const std::vector<ChatMessage>& messages, const std::string& tools_json,
+                                       bool add_generation_prompt) {
     std::vector<Segment> out;
     const auto control = [&](const char* token) { out.push_back({token, true}); };
     const auto plain = [&](std::string text) {
       if (!text.empty()) out.push_back({std::move(text), false});
     };
-    const auto open = [&](const char* token, const char* name) { control(token), plain(name), control("<|im_middle|>"); };
+    const auto open = [&](const char* token, const char* name) {
+      control(token), plain(name), control("<|im_middle|>");
+    };
     if (!tools_json.empty()) {
       const std::string tools = compact_json(tools_json);
       if (tools != "[]") open("<|im_system|>", "tool_declare"), plain(tools), control("<|im_end|>");
@@ -118,7 +124,8 @@ class KimiChat final : public ChatTemplate {
 
 std::unique_ptr<ChatTemplate> make_chat_template(const ModelConfig& config) {
   if (config.architecture == "kimi_linear") return std::make_unique<KimiChat>();
-  base::throw_error(base::ErrorCode::kUnsupported, "chat template: architecture " + config.architecture + " has none; families that do: kimi_linear");
+  base::throw_error(base::ErrorCode::kUnsupported,
+                    "chat template: architecture " + config.architecture + " has none; families that do: kimi_linear");
 }
 
 }  // namespace kadence::model

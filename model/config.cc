@@ -11,11 +11,14 @@ namespace kadence::model {
 namespace {
 
 // Bounds that no real model reaches; a size beyond them is a broken file, and within them products fit in int64.
-constexpr int64_t kMaxVocab = 1 << 24, kMaxWidth = 1 << 18, kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 4096, kMaxExperts = 1 << 14;
+constexpr int64_t kMaxVocab = 1 << 24, kMaxWidth = 1 << 18, kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 4096,
+                  kMaxExperts = 1 << 14;
 
 int32_t to_i32(int64_t v) { return static_cast<int32_t>(v); }
 
-[[noreturn]] void throw_unsupported(const std::string& message) { base::throw_error(base::ErrorCode::kUnsupported, message); }
+[[noreturn]] void throw_unsupported(const std::string& message) {
+  base::throw_error(base::ErrorCode::kUnsupported, message);
+}
 
 void read_activation(const JsonObject& text, ModelConfig& c) {
   const std::string act = text.string_or({"hidden_act"}, "silu");
@@ -39,7 +42,8 @@ void read_layer_kinds(const JsonObject& text, const JsonObject& linear, int base
   const size_t L = static_cast<size_t>(c.layers);
   std::vector<LayerKind> from_types, from_lists;
   if (const Json* types = text.find({"layer_types"})) {
-    if (!types->is_array() || types->size() != L) text.fail("layer_types", "a list of " + std::to_string(L) + " strings", brief(*types));
+    if (!types->is_array() || types->size() != L)
+      text.fail("layer_types", "a list of " + std::to_string(L) + " strings", brief(*types));
     for (const Json& t : *types) {
       const std::string s = t.is_string() ? t.get<std::string>() : "";
       if (s == "linear_attention" || s == "kda")
@@ -56,7 +60,9 @@ void read_layer_kinds(const JsonObject& text, const JsonObject& linear, int base
     const auto take = [&](std::string_view field, LayerKind kind) {
       for (int64_t i : linear.integers({field}, base, base + static_cast<int64_t>(L) - 1, kMaxLayers)) {
         const size_t l = static_cast<size_t>(i - base);
-        if (seen[l]++) linear.fail(field, "every layer once in kda_layers or full_attn_layers", "layer " + std::to_string(i) + " twice");
+        if (seen[l]++)
+          linear.fail(field, "every layer once in kda_layers or full_attn_layers",
+                      "layer " + std::to_string(i) + " twice");
         from_lists[l] = kind;
       }
     };
@@ -68,7 +74,8 @@ void read_layer_kinds(const JsonObject& text, const JsonObject& linear, int base
     for (size_t l = 0; l < L; ++l) {
       if (seen[l]) continue;
       if (both)
-        linear.fail("kda_layers", "every layer once in kda_layers or full_attn_layers (counted from " + std::to_string(base) + ")",
+        linear.fail("kda_layers",
+                    "every layer once in kda_layers or full_attn_layers (counted from " + std::to_string(base) + ")",
                     "no entry for layer " + std::to_string(l + static_cast<size_t>(base)));
       from_lists[l] = rest;
     }
@@ -90,10 +97,13 @@ void read_kda(const JsonObject& text, const JsonObject& linear, ModelConfig& c) 
   k.K = size("head_dim", "linear_head_dim", kMaxHeadDim);
   k.HV = to_i32(linear.integer_or({"num_v_heads"}, 1, kMaxHeads, k.H));
   k.V = to_i32(linear.integer_or({"head_v_dim"}, 1, kMaxHeadDim, k.K));
-  if (k.HV % k.H != 0) linear.fail("num_v_heads", "a multiple of num_heads " + std::to_string(k.H), std::to_string(k.HV));
+  if (k.HV % k.H != 0)
+    linear.fail("num_v_heads", "a multiple of num_heads " + std::to_string(k.H), std::to_string(k.HV));
   k.conv_width = size("short_conv_kernel_size", "linear_conv_kernel_dim", 64);
-  if (k.conv_width != 4) linear.fail("short_conv_kernel_size", "4 (the only width implemented)", std::to_string(k.conv_width));
-  // Releases write gate_lower_bound, some readers look for lower_bound: both mean the bounded law; neither means softplus.
+  if (k.conv_width != 4)
+    linear.fail("short_conv_kernel_size", "4 (the only width implemented)", std::to_string(k.conv_width));
+  // Releases write gate_lower_bound, some readers look for lower_bound: both mean the bounded law; neither means
+  // softplus.
   const JsonObject::Names bound = {"gate_lower_bound", "lower_bound"};
   const bool nested = linear.find(bound) != nullptr;
   const JsonObject& home = nested ? linear : text;
@@ -114,7 +124,8 @@ void read_mla(const JsonObject& text, ModelConfig& c) {
   MlaConfig& m = c.mla;
   m.heads = to_i32(text.integer({"num_attention_heads"}, 1, kMaxHeads));
   const int64_t kv_heads = text.integer_or({"num_key_value_heads"}, 1, kMaxHeads, m.heads);
-  if (kv_heads != m.heads) text.fail("num_key_value_heads", "num_attention_heads (" + std::to_string(m.heads) + ")", std::to_string(kv_heads));
+  if (kv_heads != m.heads)
+    text.fail("num_key_value_heads", "num_attention_heads (" + std::to_string(m.heads) + ")", std::to_string(kv_heads));
   m.q_lora_rank = to_i32(text.integer_or({"q_lora_rank"}, 0, kMaxWidth, 0));
   m.kv_lora_rank = to_i32(text.integer({"kv_lora_rank"}, 1, kMaxHeadDim));
   m.nope_dim = to_i32(text.integer({"qk_nope_head_dim"}, 1, kMaxHeadDim));
@@ -125,8 +136,10 @@ void read_mla(const JsonObject& text, ModelConfig& c) {
   m.rope_theta = text.number_or({"rope_theta"}, 1, 1e12, 10000);
   m.output_gate = text.boolean_or({"mla_use_output_gate"}, false);
   if (m.rotary && text.find({"rope_scaling"}))
-    text.fail("rope_scaling", "null (scaled rotary embeddings are not implemented)", brief(*text.find({"rope_scaling"})));
-  if (m.rotary && m.rope_dim % 2 != 0) text.fail("qk_rope_head_dim", "an even number with rotary embeddings", std::to_string(m.rope_dim));
+    text.fail("rope_scaling", "null (scaled rotary embeddings are not implemented)",
+              brief(*text.find({"rope_scaling"})));
+  if (m.rotary && m.rope_dim % 2 != 0)
+    text.fail("qk_rope_head_dim", "an even number with rotary embeddings", std::to_string(m.rope_dim));
 }
 
 void read_moe(const JsonObject& text, ModelConfig& c) {
@@ -141,7 +154,8 @@ void read_moe(const JsonObject& text, ModelConfig& c) {
     text.fail("num_expert_group", "a divisor of num_experts " + std::to_string(r.experts), std::to_string(r.groups));
   if (r.top_k > r.experts / r.groups * r.topk_groups)
     text.fail("num_experts_per_token", "at most the experts of topk_group groups", std::to_string(r.top_k));
-  if (r.groups > 1 && r.experts / r.groups < 2) text.fail("num_expert_group", "groups of two experts or more", std::to_string(r.groups));
+  if (r.groups > 1 && r.experts / r.groups < 2)
+    text.fail("num_expert_group", "groups of two experts or more", std::to_string(r.groups));
   r.renormalize = text.boolean_or({"moe_renormalize", "norm_topk_prob"}, true);
   r.scale = static_cast<float>(text.number_or({"routed_scaling_factor"}, 1e-6, 1e6, 1));
   const std::string score = text.string_or({"moe_router_activation_func", "scoring_func"}, "sigmoid");
@@ -201,8 +215,12 @@ const ArchitectureInfo& resolve_architecture(const JsonObject& top, const JsonOb
 
 }  // namespace
 
-int32_t ModelConfig::kda_layers() const { return to_i32(std::count(layer_kinds.begin(), layer_kinds.end(), LayerKind::kKda)); }
-int32_t ModelConfig::attention_layers() const { return to_i32(static_cast<int64_t>(layer_kinds.size())) - kda_layers(); }
+int32_t ModelConfig::kda_layers() const {
+  return to_i32(std::count(layer_kinds.begin(), layer_kinds.end(), LayerKind::kKda));
+}
+int32_t ModelConfig::attention_layers() const {
+  return to_i32(static_cast<int64_t>(layer_kinds.size())) - kda_layers();
+}
 bool ModelConfig::is_moe_layer(int32_t layer) const {
   return moe.router.experts > 0 && layer >= moe.first_dense && layer % moe.layer_freq == 0;
 }
@@ -225,7 +243,8 @@ ModelConfig parse_config(std::string_view config, std::string_view generation, c
   c.hidden = to_i32(text.integer({"hidden_size"}, 1, kMaxWidth));
   c.layers = to_i32(text.integer({"num_hidden_layers"}, 1, kMaxLayers));
   c.rms_eps = static_cast<float>(text.number_or({"rms_norm_eps", "norm_eps"}, 1e-12, 1, 1e-5));
-  c.latent_eps = 1e-6f;  // the published modelling code builds the latent norms with the class default, not rms_norm_eps
+  c.latent_eps =
+      1e-6f;  // the published modelling code builds the latent norms with the class default, not rms_norm_eps
   c.tie_embeddings = text.boolean_or({"tie_word_embeddings"}, top.boolean_or({"tie_word_embeddings"}, false));
   c.max_context = text.integer_or({"model_max_length", "max_position_embeddings"}, 1, int64_t{1} << 31, 1 << 20);
   read_activation(text, c);
@@ -235,7 +254,8 @@ ModelConfig parse_config(std::string_view config, std::string_view generation, c
   read_moe(text, c);
   bool dense = false;
   for (int32_t l = 0; l < c.layers; ++l) dense = dense || !c.is_moe_layer(l);
-  c.dense_intermediate = to_i32(dense ? text.integer({"intermediate_size"}, 1, kMaxWidth) : text.integer_or({"intermediate_size"}, 0, kMaxWidth, 0));
+  c.dense_intermediate = to_i32(dense ? text.integer({"intermediate_size"}, 1, kMaxWidth)
+                                      : text.integer_or({"intermediate_size"}, 0, kMaxWidth, 0));
   read_special_ids(text, c);
   if (inner) read_special_ids(top, c);
   if (!generation.empty()) {
@@ -247,10 +267,13 @@ ModelConfig parse_config(std::string_view config, std::string_view generation, c
 
 ModelConfig load_config(const std::filesystem::path& dir) {
   std::error_code ec;
-  if (!std::filesystem::is_directory(dir, ec)) base::throw_error(base::ErrorCode::kIo, dir.string() + ": no such folder");
+  if (!std::filesystem::is_directory(dir, ec))
+    base::throw_error(base::ErrorCode::kIo, dir.string() + ": no such folder");
   const std::filesystem::path file = dir / "config.json", generation = dir / "generation_config.json";
   constexpr size_t kMaxBytes = size_t{16} << 20;
-  return parse_config(read_file(file, kMaxBytes), std::filesystem::exists(generation, ec) ? read_file(generation, kMaxBytes) : std::string(), file.string());
+  return parse_config(read_file(file, kMaxBytes),
+                      std::filesystem::exists(generation, ec) ? read_file(generation, kMaxBytes) : std::string(),
+                      file.string());
 }
 
 }  // namespace kadence::model

@@ -45,7 +45,8 @@ std::string read_file(const std::filesystem::path& file, size_t max_bytes) {
   const auto size = std::filesystem::file_size(file, ec);
   if (ec) throw_io(file.string() + ": " + ec.message());
   if (size > max_bytes)
-    throw_io(file.string() + ": " + std::to_string(size) + " bytes, more than the limit of " + std::to_string(max_bytes));
+    throw_io(file.string() + ": " + std::to_string(size) + " bytes, more than the limit of " +
+             std::to_string(max_bytes));
   std::ifstream in(file, std::ios::binary);
   std::string text(static_cast<size_t>(size), '\0');
   if (!in || !in.read(text.data(), static_cast<std::streamsize>(size))) throw_io(file.string() + ": could not be read");
@@ -53,19 +54,26 @@ std::string read_file(const std::filesystem::path& file, size_t max_bytes) {
 }
 
 Json parse_json(std::string_view text, const std::string& origin, const JsonLimits& limits) {
-  if (text.size() > limits.max_bytes) throw_io(origin + ": JSON of " + std::to_string(text.size()) + " bytes is above the limit");
+  if (text.size() > limits.max_bytes)
+    throw_io(origin + ": JSON of " + std::to_string(text.size()) + " bytes is above the limit");
   std::vector<std::set<std::string>> keys;  // of the objects that are open; arrays get an empty set
   const auto callback = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth > limits.max_depth) throw_io(origin + ": JSON nested deeper than " + std::to_string(limits.max_depth));
     switch (event) {
       case Json::parse_event_t::object_start:
-      case Json::parse_event_t::array_start: keys.emplace_back(); break;
-      case Json::parse_event_t::object_end:
-      case Json::parse_event_t::array_end: keys.pop_back(); break;
-      case Json::parse_event_t::key:
-        if (!keys.back().insert(parsed.get<std::string>()).second) throw_io(origin + ": key " + brief(parsed) + " appears twice");
+      case Json::parse_event_t::array_start:
+        keys.emplace_back();
         break;
-      default: break;
+      case Json::parse_event_t::object_end:
+      case Json::parse_event_t::array_end:
+        keys.pop_back();
+        break;
+      case Json::parse_event_t::key:
+        if (!keys.back().insert(parsed.get<std::string>()).second)
+          throw_io(origin + ": key " + brief(parsed) + " appears twice");
+        break;
+      default:
+        break;
     }
     return true;
   };
@@ -108,7 +116,8 @@ double JsonObject::number_or(Names names, double min, double max, double fallbac
   const Json* v = find(names);
   if (!v) return fallback;
   const double d = v->is_number() ? v->get<double>() : std::nan("");
-  if (!(d >= min && d <= max)) fail(first_name(names), "a number in [" + Json(min).dump() + ", " + Json(max).dump() + "]", brief(*v));
+  if (!(d >= min && d <= max))
+    fail(first_name(names), "a number in [" + Json(min).dump() + ", " + Json(max).dump() + "]", brief(*v));
   return d;
 }
 

@@ -21,7 +21,8 @@ struct JsonLimits {
 
 // Whole file as bytes. Throws Error{kIo}.
 std::string read_file(const std::filesystem::path& file, size_t max_bytes);
-// Parses `text`; `origin` names it in errors. Refuses nesting beyond the limit and duplicate keys of one object: Error{kIo}.
+// Parses `text`; `origin` names it in errors. Refuses nesting beyond the limit and duplicate keys of one object:
+// Error{kIo}.
 Json parse_json(std::string_view text, const std::string& origin, const JsonLimits& limits = {});
 Json read_json(const std::filesystem::path& file, const JsonLimits& limits = {});
 
@@ -34,7 +35,9 @@ class JsonObject {
   const Json* find(Names names) const;
   // Integer in [min, max]; without `fallback`, absence is an error. Throws Error{kInvalidArgument}.
   int64_t integer(Names names, int64_t min, int64_t max, const int64_t* fallback = nullptr) const;
-  int64_t integer_or(Names names, int64_t min, int64_t max, int64_t fallback) const { return integer(names, min, max, &fallback); }
+  int64_t integer_or(Names names, int64_t min, int64_t max, int64_t fallback) const {
+    return integer(names, min, max, &fallback);
+  }
   double number_or(Names names, double min, double max, double fallback) const;
   bool boolean_or(Names names, bool fallback) const;
   std::string string_or(Names names, std::string_view fallback) const;

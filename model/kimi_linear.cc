@@ -25,13 +25,15 @@ void for_blocks(device::Stream& stream, int64_t n, int64_t block, const F& fn) {
 }
 
 // One small product a head, x and y of head h at h*x_head and h*y_head. Every tile has its phase's fixed height.
-void run_heads(ops::GemmPhase phase, const std::vector<ops::Linear>& heads, const float* x, int64_t x_pitch, int64_t x_head, float* y,
-               int64_t y_pitch, int64_t y_head, int64_t rows, std::byte* workspace, device::Stream& stream) {
+void run_heads(ops::GemmPhase phase, const std::vector<ops::Linear>& heads, const float* x, int64_t x_pitch,
+               int64_t x_head, float* y, int64_t y_pitch, int64_t y_head, int64_t rows, std::byte* workspace,
+               device::Stream& stream) {
   const int64_t m = ops::gemm_rows(phase), tiles = base::ceil_div(rows, m), count = static_cast<int64_t>(heads.size());
   const size_t worker_bytes = heads[0].tile_workspace_bytes();
   const auto task = [&](int64_t i, int worker) {
     const int64_t tile = i / count, h = i % count, row = tile * m;
-    heads[static_cast<size_t>(h)].run_tile(phase, x + row * x_pitch + h * x_head, x_pitch, y + row * y_pitch + h * y_head, y_pitch, std::min(m, rows - row),
+    heads[static_cast<size_t>(h)].run_tile(phase, x + row * x_pitch + h * x_head, x_pitch,
+                                           y + row * y_pitch + h * y_head, y_pitch, std::min(m, rows - row),
                                            workspace + static_cast<size_t>(worker) * worker_bytes);
   };
   // Waking the workers costs as much as some million multiply-adds.
@@ -59,7 +61,7 @@ struct KimiLinear::Call {
   device::Stream& stream;
   ops::GemmPhase phase;
   int64_t tokens;
-  ops::KdaMetadata metadata;        // prefill
+  ops::KdaMetadata metadata;  // prefill
   ops::AttentionBatch attention;
 };
 
@@ -72,45 +74,65 @@ void KimiLinear::validate(const ForwardBatch& b, const CacheViews& caches) const
   const size_t N = b.start.size();
   const auto T = static_cast<int64_t>(b.tokens.size());
   const bool prefill = b.phase == ops::GemmPhase::kPrefill;
-  if (N > static_cast<size_t>(options_.limits.max_rows)) throw_invalid("rows", "at most limits.max_rows " + std::to_string(options_.limits.max_rows), std::to_string(N));
+  if (N > static_cast<size_t>(options_.limits.max_rows))
+    throw_invalid("rows", "at most limits.max_rows " + std::to_string(options_.limits.max_rows), std::to_string(N));
   const int64_t most = prefill ? options_.limits.max_tokens : options_.limits.max_rows;
-  if (T > most) throw_invalid("tokens", "at most " + std::to_string(most) + " of the prepared limits", std::to_string(T));
+  if (T > most)
+    throw_invalid("tokens", "at most " + std::to_string(most) + " of the prepared limits", std::to_string(T));
   want_size("seq_begin", N + 1, b.seq_begin.size());
   want_size("state_in", N, b.state_in.size());
   want_size("state_out", N, b.state_out.size());
   if (prefill) want_size("ckpt_slot", b.ckpt_depth.size(), b.ckpt_slot.size());
   if (b.ckpt_depth.size() > static_cast<size_t>(options_.limits.max_checkpoints))
-    throw_invalid("checkpoints", "at most limits.max_checkpoints " + std::to_string(options_.limits.max_checkpoints), std::to_string(b.ckpt_depth.size()));
+    throw_invalid("checkpoints", "at most limits.max_checkpoints " + std::to_string(options_.limits.max_checkpoints),
+                  std::to_string(b.ckpt_depth.size()));
   if (!b.ckpt_begin.empty() || !b.ckpt_depth.empty()) want_size("ckpt_begin", N + 1, b.ckpt_begin.size());
-  if (!prefill && !b.ckpt_depth.empty()) throw_invalid("checkpoints of decode", "none", std::to_string(b.ckpt_depth.size()));
-  if (b.seq_begin[0] != 0 || b.seq_begin[N] != T) throw_invalid("seq_begin", "0 to the number of tokens " + std::to_string(T), std::to_string(b.seq_begin[N]));
+  if (!prefill && !b.ckpt_depth.empty())
+    throw_invalid("checkpoints of decode", "none", std::to_string(b.ckpt_depth.size()));
+  if (b.seq_begin[0] != 0 || b.seq_begin[N] != T)
+    throw_invalid("seq_begin", "0 to the number of tokens " + std::to_string(T), std::to_string(b.seq_begin[N]));
   for (int64_t t = 0; t < T; ++t)
     if (b.tokens[static_cast<size_t>(t)] < 0 || b.tokens[static_cast<size_t>(t)] >= config_.vocab)
-      throw_invalid(at_index("tokens", t), "an id in the vocabulary of " + std::to_string(config_.vocab), std::to_string(b.tokens[static_cast<size_t>(t)]));
+      throw_invalid(at_index("tokens", t), "an id in the vocabulary of " + std::to_string(config_.vocab),
+                    std::to_string(b.tokens[static_cast<size_t>(t)]));
 
   const bool has_kda = config_.kda_layers() > 0, has_attention = config_.attention_layers() > 0;
   for (size_t i = 0; i < N; ++i) {
     const int64_t length = b.seq_begin[i + 1] - b.seq_begin[i];
     if (prefill ? length < 0 : length != 1)
-      throw_invalid(at_index("seq_begin", static_cast<int64_t>(i + 1)), prefill ? "offsets that do not decrease" : "one token a row in decode", std::to_string(b.seq_begin[i + 1]));
+      throw_invalid(at_index("seq_begin", static_cast<int64_t>(i + 1)),
+                    prefill ? "offsets that do not decrease" : "one token a row in decode",
+                    std::to_string(b.seq_begin[i + 1]));
     if (b.start[i] < 0 || (prefill && b.start[i] % ops::kChunkTokens != 0))
-      throw_invalid(at_index("start", static_cast<int64_t>(i)), "a position on the 64-token grid", std::to_string(b.start[i]));
+      throw_invalid(at_index("start", static_cast<int64_t>(i)), "a position on the 64-token grid",
+                    std::to_string(b.start[i]));
     if (has_kda && b.state_in[i] == -1 && (!prefill || b.start[i] > 0))
-      throw_invalid(at_index("state_in", static_cast<int64_t>(i)), "a slot: the row continues at position " + std::to_string(b.start[i]), "-1");
-    if (has_kda && !prefill && (b.state_in[i] < 0 || b.state_in[i] >= caches.states.slots || b.state_out[i] < 0 || b.state_out[i] >= caches.states.slots))
-      throw_invalid(at_index("state_in and state_out", static_cast<int64_t>(i)), "slots below " + std::to_string(caches.states.slots),
+      throw_invalid(at_index("state_in", static_cast<int64_t>(i)),
+                    "a slot: the row continues at position " + std::to_string(b.start[i]), "-1");
+    if (has_kda && !prefill &&
+        (b.state_in[i] < 0 || b.state_in[i] >= caches.states.slots || b.state_out[i] < 0 ||
+         b.state_out[i] >= caches.states.slots))
+      throw_invalid(at_index("state_in and state_out", static_cast<int64_t>(i)),
+                    "slots below " + std::to_string(caches.states.slots),
                     std::to_string(b.state_in[i]) + " and " + std::to_string(b.state_out[i]));
     if (has_attention && length > 0) {
       const int64_t pages = base::ceil_div<int64_t>(b.start[i] + length, std::max(1, caches.latents.page_size));
-      if (pages > b.max_pages) throw_invalid("max_pages", "the " + std::to_string(pages) + " pages of row " + std::to_string(i), std::to_string(b.max_pages));
+      if (pages > b.max_pages)
+        throw_invalid("max_pages", "the " + std::to_string(pages) + " pages of row " + std::to_string(i),
+                      std::to_string(b.max_pages));
     }
   }
   if (has_kda) {
-    if (caches.states.dtype != options_.state_dtype) throw_invalid("states dtype", base::to_string(options_.state_dtype), base::to_string(caches.states.dtype));
-    if (caches.windows.dtype != base::DType::kF32) throw_invalid("windows dtype", "float32", base::to_string(caches.windows.dtype));
+    if (caches.states.dtype != options_.state_dtype)
+      throw_invalid("states dtype", base::to_string(options_.state_dtype), base::to_string(caches.states.dtype));
+    if (caches.windows.dtype != base::DType::kF32)
+      throw_invalid("windows dtype", "float32", base::to_string(caches.windows.dtype));
     if (caches.states.layers != config_.kda_layers() || caches.windows.layers != config_.kda_layers())
-      throw_invalid("layers of states and windows", std::to_string(config_.kda_layers()), std::to_string(caches.states.layers) + " and " + std::to_string(caches.windows.layers));
-    if (caches.states.slots != caches.windows.slots) throw_invalid("slots of windows", "those of the states, " + std::to_string(caches.states.slots), std::to_string(caches.windows.slots));
+      throw_invalid("layers of states and windows", std::to_string(config_.kda_layers()),
+                    std::to_string(caches.states.layers) + " and " + std::to_string(caches.windows.layers));
+    if (caches.states.slots != caches.windows.slots)
+      throw_invalid("slots of windows", "those of the states, " + std::to_string(caches.states.slots),
+                    std::to_string(caches.windows.slots));
   }
   if (has_attention) {
     if (caches.latents.page_size < 1) throw_invalid("page_size", "1 or more", std::to_string(caches.latents.page_size));
@@ -121,16 +143,19 @@ void KimiLinear::validate(const ForwardBatch& b, const CacheViews& caches) const
       for (int64_t j = 0; j < pages; ++j) {
         const int32_t page = b.page_table[i * static_cast<size_t>(b.max_pages) + static_cast<size_t>(j)];
         if (page < 0 || page >= caches.latents.pages)
-          throw_invalid("page " + std::to_string(j) + " of row " + std::to_string(i), "a page below " + std::to_string(caches.latents.pages), std::to_string(page));
+          throw_invalid("page " + std::to_string(j) + " of row " + std::to_string(i),
+                        "a page below " + std::to_string(caches.latents.pages), std::to_string(page));
       }
     }
   }
   if (b.logit_tokens.size() > static_cast<size_t>(options_.limits.max_logit_rows))
-    throw_invalid("logit_tokens", "at most limits.max_logit_rows " + std::to_string(options_.limits.max_logit_rows), std::to_string(b.logit_tokens.size()));
+    throw_invalid("logit_tokens", "at most limits.max_logit_rows " + std::to_string(options_.limits.max_logit_rows),
+                  std::to_string(b.logit_tokens.size()));
   int64_t before = -1;
   for (size_t i = 0; i < b.logit_tokens.size(); before = b.logit_tokens[i++])
     if (b.logit_tokens[i] <= before || b.logit_tokens[i] >= T)
-      throw_invalid(at_index("logit_tokens", static_cast<int64_t>(i)), "ascending token indices below " + std::to_string(T), std::to_string(b.logit_tokens[i]));
+      throw_invalid(at_index("logit_tokens", static_cast<int64_t>(i)),
+                    "ascending token indices below " + std::to_string(T), std::to_string(b.logit_tokens[i]));
 }
 
 void KimiLinear::embed(const Call& c) const {
@@ -156,9 +181,11 @@ void KimiLinear::embed(const Call& c) const {
 void KimiLinear::open_layer(const Call& c, const LayerWeights& w, int64_t first, int64_t rows) const {
   const int64_t D = config_.hidden;
   float* norm = at<float>(plan_.norm);
-  ops::rms_norm(at<float>(plan_.hidden) + first * D, D, w.attention_norm.data(), config_.rms_eps, norm, D, rows, D, c.stream);
+  ops::rms_norm(at<float>(plan_.hidden) + first * D, D, w.attention_norm.data(), config_.rms_eps, norm, D, rows, D,
+                c.stream);
   const ops::Linear& in = w.kind == LayerKind::kKda ? w.kda.in : w.mla.in;
-  in.run(c.phase, norm, D, at<float>(plan_.in) + first * plan_.in_pitch, plan_.in_pitch, rows, at<void>(plan_.scratch), c.stream);
+  in.run(c.phase, norm, D, at<float>(plan_.in) + first * plan_.in_pitch, plan_.in_pitch, rows, at<void>(plan_.scratch),
+         c.stream);
 }
 
 void KimiLinear::mix_kda(const Call& c, const LayerWeights& w) const {
@@ -176,7 +203,8 @@ void KimiLinear::mix_kda(const Call& c, const LayerWeights& w) const {
   ops::ConstTokenTensor decay{in + columns.decay, plan_.in_pitch};
   if (w.kda.decay) {
     float* full = at<float>(plan_.decay);
-    w.kda.decay.run(c.phase, in + columns.decay, plan_.in_pitch, full, plan_.decay_pitch, c.tokens, at<void>(plan_.scratch), c.stream);
+    w.kda.decay.run(c.phase, in + columns.decay, plan_.in_pitch, full, plan_.decay_pitch, c.tokens,
+                    at<void>(plan_.scratch), c.stream);
     decay = {full, plan_.decay_pitch};
   }
   const auto fill = [&](auto& a) {
@@ -192,7 +220,8 @@ void KimiLinear::mix_kda(const Call& c, const LayerWeights& w) const {
     a.workspace = at<void>(plan_.scratch);
   };
   if (c.phase == ops::GemmPhase::kPrefill) {
-    ops::run_conv1d(plan_.extend, ops::Conv1dExtendArgs{conv, c.tokens, c.metadata, windows, windows, windows}, c.stream);
+    ops::run_conv1d(plan_.extend, ops::Conv1dExtendArgs{conv, c.tokens, c.metadata, windows, windows, windows},
+                    c.stream);
     ops::KdaExtendArgs a;
     fill(a);
     a.tokens = c.tokens;
@@ -221,25 +250,32 @@ void KimiLinear::close_kda(const Call& c, const LayerWeights& w, int64_t first, 
     z = full, z_pitch = plan_.gate_pitch;
   }
   float* out = at<float>(plan_.out) + first * plan_.out_pitch;
-  ops::gated_rms_norm(out, plan_.out_pitch, z, z_pitch, w.kda.norm.data(), config_.rms_eps, out, plan_.out_pitch, rows, k.HV, k.V, c.stream);
-  w.kda.out.run(c.phase, out, plan_.out_pitch, at<float>(plan_.result), config_.hidden, rows, at<void>(plan_.scratch), c.stream);
+  ops::gated_rms_norm(out, plan_.out_pitch, z, z_pitch, w.kda.norm.data(), config_.rms_eps, out, plan_.out_pitch, rows,
+                      k.HV, k.V, c.stream);
+  w.kda.out.run(c.phase, out, plan_.out_pitch, at<float>(plan_.result), config_.hidden, rows, at<void>(plan_.scratch),
+                c.stream);
 }
 
-// Latent attention in its absorbed form: queries go through the key half of kv_b, so that keys and values are the cached
-// latents themselves. Reads them from the pages only, the rows of this batch included.
+// Latent attention in its absorbed form: queries go through the key half of kv_b, so that keys and values are the
+// cached latents themselves. Reads them from the pages only, the rows of this batch included.
 void KimiLinear::mix_attention(const Call& c, const LayerWeights& w) const {
   const MlaConfig& m = config_.mla;
   const MlaColumns columns(m);
   const int64_t R = m.kv_lora_rank, P = m.rope_dim, row = R + P, q_head = int64_t{m.nope_dim} + P;
   float *in = at<float>(plan_.in), *latent = in + columns.latent, *absorbed = at<float>(plan_.mixed);
   auto* scratch = at<std::byte>(plan_.scratch);
-  ops::rms_norm(latent, plan_.in_pitch, w.mla.latent_norm.data(), config_.latent_eps, latent, plan_.in_pitch, c.tokens, R, c.stream);
+  ops::rms_norm(latent, plan_.in_pitch, w.mla.latent_norm.data(), config_.latent_eps, latent, plan_.in_pitch, c.tokens,
+                R, c.stream);
   const int64_t* positions = at<int64_t>(plan_.positions);
-  if (m.rotary) ops::rope(latent + R, plan_.in_pitch, 1, m.rope_dim, positions, c.tokens, m.rope_theta, m.rope_interleaved, c.stream);
+  if (m.rotary)
+    ops::rope(latent + R, plan_.in_pitch, 1, m.rope_dim, positions, c.tokens, m.rope_theta, m.rope_interleaved,
+              c.stream);
 
   ops::LatentPages pages = c.caches.latents;
-  pages.base = static_cast<std::byte*>(pages.base) + static_cast<size_t>(w.cache_layer * c.caches.latent_layer_pitch) * base::size_of(pages.dtype);
-  const ops::AttentionShape shape{m.heads, m.kv_lora_rank, m.rope_dim, static_cast<float>(1.0 / std::sqrt(static_cast<double>(q_head)))};
+  pages.base = static_cast<std::byte*>(pages.base) +
+               static_cast<size_t>(w.cache_layer * c.caches.latent_layer_pitch) * base::size_of(pages.dtype);
+  const ops::AttentionShape shape{m.heads, m.kv_lora_rank, m.rope_dim,
+                                  static_cast<float>(1.0 / std::sqrt(static_cast<double>(q_head)))};
   ops::write_latents(shape, c.attention, latent, plan_.in_pitch, pages, c.stream);
 
   for (int64_t first = 0; first < c.tokens; first += plan_.slab) {
@@ -257,29 +293,34 @@ void KimiLinear::mix_attention(const Call& c, const LayerWeights& w) const {
     for_blocks(c.stream, rows, 512, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
         for (int64_t h = 0; h < m.heads; ++h)
-          std::memcpy(y + t * plan_.mixed_pitch + h * row + R, q + t * q_pitch + h * q_head + m.nope_dim, static_cast<size_t>(P) * sizeof(float));
+          std::memcpy(y + t * plan_.mixed_pitch + h * row + R, q + t * q_pitch + h * q_head + m.nope_dim,
+                      static_cast<size_t>(P) * sizeof(float));
     });
     if (m.rotary)
       for (int64_t h = 0; h < m.heads; ++h)
-        ops::rope(y + h * row + R, plan_.mixed_pitch, 1, m.rope_dim, positions + first, rows, m.rope_theta, m.rope_interleaved, c.stream);
+        ops::rope(y + h * row + R, plan_.mixed_pitch, 1, m.rope_dim, positions + first, rows, m.rope_theta,
+                  m.rope_interleaved, c.stream);
   }
-  ops::latent_attention(c.phase, shape, c.attention, absorbed, plan_.mixed_pitch, pages, at<float>(plan_.out), plan_.out_pitch, scratch, c.stream);
+  ops::latent_attention(c.phase, shape, c.attention, absorbed, plan_.mixed_pitch, pages, at<float>(plan_.out),
+                        plan_.out_pitch, scratch, c.stream);
 }
 
 void KimiLinear::close_attention(const Call& c, const LayerWeights& w, int64_t first, int64_t rows) const {
   const MlaConfig& m = config_.mla;
   float* values = at<float>(plan_.gate);
-  run_heads(c.phase, w.mla.value_up, at<float>(plan_.out) + first * plan_.out_pitch, plan_.out_pitch, m.kv_lora_rank, values, plan_.gate_pitch, m.v_dim, rows,
-            at<std::byte>(plan_.scratch), c.stream);
+  run_heads(c.phase, w.mla.value_up, at<float>(plan_.out) + first * plan_.out_pitch, plan_.out_pitch, m.kv_lora_rank,
+            values, plan_.gate_pitch, m.v_dim, rows, at<std::byte>(plan_.scratch), c.stream);
   if (m.output_gate) {
     const float* z = at<float>(plan_.in) + first * plan_.in_pitch + MlaColumns(m).gate;
     const int64_t width = int64_t{m.heads} * m.v_dim;
     for_blocks(c.stream, rows, 64, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
-        for (int64_t i = 0; i < width; ++i) values[t * plan_.gate_pitch + i] /= 1.0f + std::exp(-z[t * plan_.in_pitch + i]);
+        for (int64_t i = 0; i < width; ++i)
+          values[t * plan_.gate_pitch + i] /= 1.0f + std::exp(-z[t * plan_.in_pitch + i]);
     });
   }
-  w.mla.out.run(c.phase, values, plan_.gate_pitch, at<float>(plan_.result), config_.hidden, rows, at<void>(plan_.scratch), c.stream);
+  w.mla.out.run(c.phase, values, plan_.gate_pitch, at<float>(plan_.result), config_.hidden, rows,
+                at<void>(plan_.scratch), c.stream);
 }
 
 void KimiLinear::feed_forward(const Call& c, const LayerWeights& w, int64_t first, int64_t rows) const {
@@ -311,14 +352,16 @@ void KimiLinear::emit_logits(const Call& c, const LogitsSink& sink) const {
   for (int64_t first = 0; first < wanted; first += plan_.logit_rows) {
     const int64_t rows = std::min(plan_.logit_rows, wanted - first);
     for (int64_t r = 0; r < rows; ++r)
-      std::memcpy(norm + r * D, hidden + c.batch.logit_tokens[static_cast<size_t>(first + r)] * D, static_cast<size_t>(D) * sizeof(float));
+      std::memcpy(norm + r * D, hidden + c.batch.logit_tokens[static_cast<size_t>(first + r)] * D,
+                  static_cast<size_t>(D) * sizeof(float));
     ops::rms_norm(norm, D, weights_.norm.data(), config_.rms_eps, norm, D, rows, D, c.stream);
     weights_.head.run(c.phase, norm, D, logits, config_.vocab, rows, at<void>(plan_.scratch), c.stream);
     if (sink) sink(first, rows, logits);
   }
 }
 
-void KimiLinear::forward(const ForwardBatch& batch, const CacheViews& caches, const LogitsSink& sink, device::Stream& stream) {
+void KimiLinear::forward(const ForwardBatch& batch, const CacheViews& caches, const LogitsSink& sink,
+                         device::Stream& stream) {
   validate(batch, caches);
   Call c{batch, caches, stream, batch.phase, static_cast<int64_t>(batch.tokens.size()), {}, {}};
   if (c.tokens == 0 && batch.rows() == 0) return;
@@ -346,7 +389,8 @@ void KimiLinear::forward(const ForwardBatch& batch, const CacheViews& caches, co
   for (int32_t l = 0; l < config_.layers; ++l) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(l)];
     const bool kda = w.kind == LayerKind::kKda;
-    for (int64_t first = 0; first < c.tokens; first += plan_.slab) open_layer(c, w, first, std::min(plan_.slab, c.tokens - first));
+    for (int64_t first = 0; first < c.tokens; first += plan_.slab)
+      open_layer(c, w, first, std::min(plan_.slab, c.tokens - first));
     kda ? mix_kda(c, w) : mix_attention(c, w);
     for (int64_t first = 0; first < c.tokens; first += plan_.slab) {
       const int64_t rows = std::min(plan_.slab, c.tokens - first);

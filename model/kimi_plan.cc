@@ -28,17 +28,20 @@ class Arena {
 
 void check_limits(const ForwardLimits& l) {
   const auto want = [](const char* what, int64_t got, int64_t most) {
-    if (got < 1 || got > most) base::throw_invalid(std::string("limits.") + what, "1 to " + std::to_string(most), std::to_string(got));
+    if (got < 1 || got > most)
+      base::throw_invalid(std::string("limits.") + what, "1 to " + std::to_string(most), std::to_string(got));
   };
   want("max_rows", l.max_rows, 1 << 16);
   want("max_tokens", l.max_tokens, int64_t{1} << 24);
   want("max_logit_rows", l.max_logit_rows, 1 << 30);
-  if (l.max_checkpoints < 0) base::throw_invalid("limits.max_checkpoints", "0 or more", std::to_string(l.max_checkpoints));
+  if (l.max_checkpoints < 0)
+    base::throw_invalid("limits.max_checkpoints", "0 or more", std::to_string(l.max_checkpoints));
 }
 
 }  // namespace
 
-KimiPlan plan_kimi(const ModelConfig& c, const KimiWeights& weights, const ForwardOptions& options, const device::DeviceInfo& device) {
+KimiPlan plan_kimi(const ModelConfig& c, const KimiWeights& weights, const ForwardOptions& options,
+                   const device::DeviceInfo& device) {
   check_limits(options.limits);
   if (device.kind != device::DeviceKind::kCpu)
     base::throw_error(base::ErrorCode::kUnsupported, "model kimi_linear on " + device.name + "; implemented: cpu");
@@ -84,18 +87,22 @@ KimiPlan plan_kimi(const ModelConfig& c, const KimiWeights& weights, const Forwa
     p.mixed_pitch = std::max(p.mixed_pitch, pitch_of(m.heads * row));
     p.out_pitch = std::max(p.out_pitch, pitch_of(int64_t{m.heads} * m.kv_lora_rank));
     p.gate_pitch = std::max(p.gate_pitch, pitch_of(int64_t{m.heads} * m.v_dim));
-    if (m.q_lora_rank > 0) p.gate_pitch = std::max(p.gate_pitch, pitch_of(int64_t{m.heads} * (m.nope_dim + m.rope_dim)));
+    if (m.q_lora_rank > 0)
+      p.gate_pitch = std::max(p.gate_pitch, pitch_of(int64_t{m.heads} * (m.nope_dim + m.rope_dim)));
     need(ops::latent_attention_workspace({m.heads, m.kv_lora_rank, m.rope_dim, 1}, device.threads));
   }
   for (const LayerWeights& l : weights.layers) {
-    for (const ops::Linear* w : {&l.kda.in, &l.kda.decay, &l.kda.gate, &l.kda.out, &l.mla.in, &l.mla.q_b, &l.mla.out, &l.ffn.in, &l.ffn.down}) need_product(*w);
+    for (const ops::Linear* w :
+         {&l.kda.in, &l.kda.decay, &l.kda.gate, &l.kda.out, &l.mla.in, &l.mla.q_b, &l.mla.out, &l.ffn.in, &l.ffn.down})
+      need_product(*w);
     for (const ops::Linear& w : l.mla.key_up) need_product(w);
     for (const ops::Linear& w : l.mla.value_up) need_product(w);
     if (l.ffn.in) p.ffn_pitch = std::max(p.ffn_pitch, pitch_of(l.ffn.in.out()));
     p.inner_pitch = std::max(p.inner_pitch, pitch_of(l.ffn.inner));
     if (!l.ffn.experts.down.empty()) {
       need(ops::moe_workspace(l.ffn.experts, c.moe.router, ops::GemmPhase::kPrefill, p.slab, device.threads));
-      need(ops::moe_workspace(l.ffn.experts, c.moe.router, ops::GemmPhase::kDecode, std::min<int64_t>(limits.max_rows, p.slab), device.threads));
+      need(ops::moe_workspace(l.ffn.experts, c.moe.router, ops::GemmPhase::kDecode,
+                              std::min<int64_t>(limits.max_rows, p.slab), device.threads));
     }
   }
   need_product(weights.head);

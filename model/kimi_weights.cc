@@ -13,7 +13,8 @@ using Rows = WeightLoader::Rows;
 // Spellings of a layer's tensors: the published one first, then the module names of transformers.
 class LayerNames {
  public:
-  LayerNames(const std::string& prefix, int32_t layer) : prefix_(prefix + "model.layers." + std::to_string(layer) + ".") {}
+  LayerNames(const std::string& prefix, int32_t layer)
+      : prefix_(prefix + "model.layers." + std::to_string(layer) + ".") {}
   Names operator()(const std::string& a, const std::string& b = {}) const {
     Names n{prefix_ + a};
     if (!b.empty()) n.push_back(prefix_ + b);
@@ -35,7 +36,9 @@ KdaWeights load_kda(const ModelConfig& c, const LayerNames& name, WeightLoader& 
   const int64_t qk = int64_t{k.H} * k.K, decay = int64_t{k.HV} * k.K, value = int64_t{k.HV} * k.V, D = c.hidden;
   const KdaColumns columns(k);
   KdaWeights w;
-  std::vector<Rows> in{{name("self_attn.q_proj.weight"), qk, {}, 0}, {name("self_attn.k_proj.weight"), qk, {}, 0}, {name("self_attn.v_proj.weight"), value, {}, 0}};
+  std::vector<Rows> in{{name("self_attn.q_proj.weight"), qk, {}, 0},
+                       {name("self_attn.k_proj.weight"), qk, {}, 0},
+                       {name("self_attn.v_proj.weight"), value, {}, 0}};
   if (k.full_rank_decay)
     in.push_back({name("self_attn.f_proj.weight"), decay, {}, 0});
   else
@@ -46,14 +49,19 @@ KdaWeights load_kda(const ModelConfig& c, const LayerNames& name, WeightLoader& 
     in.push_back({name("self_attn.g_a_proj.weight", "self_attn.output_gate_down.weight"), columns.gate_width, {}, 0});
   in.push_back({name("self_attn.b_proj.weight", "self_attn.beta_proj.weight"), k.HV, {}, 0});
   w.in = loader.linear(in, D);
-  if (!k.full_rank_decay) w.decay = loader.linear(name("self_attn.f_b_proj.weight", "self_attn.forget_gate_up.weight"), decay, columns.decay_width);
-  if (!k.full_rank_gate) w.gate = loader.linear(name("self_attn.g_b_proj.weight", "self_attn.output_gate_up.weight"), value, columns.gate_width);
+  if (!k.full_rank_decay)
+    w.decay =
+        loader.linear(name("self_attn.f_b_proj.weight", "self_attn.forget_gate_up.weight"), decay, columns.decay_width);
+  if (!k.full_rank_gate)
+    w.gate =
+        loader.linear(name("self_attn.g_b_proj.weight", "self_attn.output_gate_up.weight"), value, columns.gate_width);
 
   if (const Names fused = name("self_attn.conv1d.weight"); loader.has(fused)) {
     w.conv = loader.vector(fused, columns.channels * ops::kConvWidth);
   } else {
     for (const auto& [part, channels] : {std::pair{"q", qk}, std::pair{"k", qk}, std::pair{"v", value}}) {
-      const std::vector<float> v = loader.vector(name(std::string("self_attn.") + part + "_conv1d.weight"), channels * ops::kConvWidth);
+      const std::vector<float> v =
+          loader.vector(name(std::string("self_attn.") + part + "_conv1d.weight"), channels * ops::kConvWidth);
       w.conv.insert(w.conv.end(), v.begin(), v.end());
     }
   }
@@ -67,7 +75,8 @@ KdaWeights load_kda(const ModelConfig& c, const LayerNames& name, WeightLoader& 
 
 MlaWeights load_mla(const ModelConfig& c, const LayerNames& name, WeightLoader& loader) {
   const MlaConfig& m = c.mla;
-  const int64_t R = m.kv_lora_rank, P = m.rope_dim, D = c.hidden, q = int64_t{m.heads} * (m.nope_dim + P), value = int64_t{m.heads} * m.v_dim;
+  const int64_t R = m.kv_lora_rank, P = m.rope_dim, D = c.hidden, q = int64_t{m.heads} * (m.nope_dim + P),
+                value = int64_t{m.heads} * m.v_dim;
   MlaWeights w;
   std::vector<Rows> in;
   if (m.q_lora_rank > 0)
@@ -82,9 +91,11 @@ MlaWeights load_mla(const ModelConfig& c, const LayerNames& name, WeightLoader& 
     w.q_b = loader.linear(name("self_attn.q_b_proj.weight"), q, m.q_lora_rank);
   }
   w.latent_norm = loader.vector(name("self_attn.kv_a_layernorm.weight"), R);
-  // kv_b holds per head [nope | v] rows of width R. Keys are absorbed into the queries, so theirs are needed transposed.
+  // kv_b holds per head [nope | v] rows of width R. Keys are absorbed into the queries, so theirs are needed
+  // transposed.
   const int64_t head_rows = int64_t{m.nope_dim} + m.v_dim;
-  const std::vector<float> kv_b = loader.vector(name("self_attn.kv_b_proj.weight"), m.heads * head_rows * R, false, /*counted=*/false);
+  const std::vector<float> kv_b =
+      loader.vector(name("self_attn.kv_b_proj.weight"), m.heads * head_rows * R, false, /*counted=*/false);
   std::vector<float> transposed(loader.planning() ? 0 : static_cast<size_t>(R * m.nope_dim));
   for (int32_t h = 0; h < m.heads; ++h) {
     const float* rows = loader.planning() ? nullptr : kv_b.data() + h * head_rows * R;
@@ -103,7 +114,8 @@ FfnWeights load_ffn(const ModelConfig& c, int32_t layer, const LayerNames& name,
   FfnWeights w;
   if (!c.is_moe_layer(layer)) {
     w.inner = c.dense_intermediate;
-    w.in = loader.linear({{name("mlp.gate_proj.weight"), w.inner, {}, 0}, {name("mlp.up_proj.weight"), w.inner, {}, 0}}, D);
+    w.in = loader.linear({{name("mlp.gate_proj.weight"), w.inner, {}, 0}, {name("mlp.up_proj.weight"), w.inner, {}, 0}},
+                         D);
     w.down = loader.linear(name("mlp.down_proj.weight"), D, w.inner);
     return w;
   }
@@ -128,7 +140,9 @@ FfnWeights load_ffn(const ModelConfig& c, int32_t layer, const LayerNames& name,
       w.experts.gate_up.push_back(loader.linear({{fused, 2 * I, {E, 2 * I, D}, e * 2 * I}}, D));
       w.experts.down.push_back(loader.linear({{fused_down, D, {E, D, I}, e * D}}, I));
     } else {
-      w.experts.gate_up.push_back(loader.linear({{name.moe(x + "w1.weight", x + "gate_proj.weight"), I, {}, 0}, {name.moe(x + "w3.weight", x + "up_proj.weight"), I, {}, 0}}, D));
+      w.experts.gate_up.push_back(loader.linear({{name.moe(x + "w1.weight", x + "gate_proj.weight"), I, {}, 0},
+                                                 {name.moe(x + "w3.weight", x + "up_proj.weight"), I, {}, 0}},
+                                                D));
       w.experts.down.push_back(loader.linear(name.moe(x + "w2.weight", x + "down_proj.weight"), D, I));
     }
   }
@@ -178,7 +192,8 @@ KimiWeights load_kimi_weights(const ModelConfig& c, WeightLoader& loader) {
     w.layers.push_back(std::move(layer));
   }
   w.norm = loader.vector({prefix + "model.norm.weight"}, c.hidden);
-  w.head = loader.linear({c.tie_embeddings ? prefix + "model.embed_tokens.weight" : prefix + "lm_head.weight"}, c.vocab, c.hidden);
+  w.head = loader.linear({c.tie_embeddings ? prefix + "model.embed_tokens.weight" : prefix + "lm_head.weight"}, c.vocab,
+                         c.hidden);
   return w;
 }
 

@@ -12,8 +12,8 @@
 
 namespace kadence::model {
 
-// Columns of the product that opens a KDA layer: q | k | v | decay | output gate | beta. decay and gate are inputs of the
-// second half (low rank) or the thing itself (full rank).
+// Columns of the product that opens a KDA layer: q | k | v | decay | output gate | beta. decay and gate are inputs of
+// the second half (low rank) or the thing itself (full rank).
 struct KdaColumns {
   int64_t channels = 0;  // q | k | v, what the convolution sees
   int64_t decay = 0, decay_width = 0, gate = 0, gate_width = 0, beta = 0, width = 0;

@@ -19,11 +19,15 @@ CacheShape cache_shape(const ModelConfig& c) {
   return s;
 }
 
-std::unique_ptr<Model> load_model(const std::filesystem::path& dir, const LoadOptions& options, device::Stream& stream) {
+std::unique_ptr<Model> load_model(const std::filesystem::path& dir, const LoadOptions& options,
+                                  device::Stream& stream) {
   if (options.activation_dtype != base::DType::kF32)
-    base::throw_error(base::ErrorCode::kUnsupported, std::string("activations in ") + base::to_string(options.activation_dtype) + "; implemented: float32");
+    base::throw_error(
+        base::ErrorCode::kUnsupported,
+        std::string("activations in ") + base::to_string(options.activation_dtype) + "; implemented: float32");
   if (stream.info().kind != device::DeviceKind::kCpu)
-    base::throw_error(base::ErrorCode::kUnsupported, "model kimi_linear on " + stream.info().name + "; implemented: cpu");
+    base::throw_error(base::ErrorCode::kUnsupported,
+                      "model kimi_linear on " + stream.info().name + "; implemented: cpu");
   ModelConfig config = load_config(dir);
   const Checkpoint checkpoint = Checkpoint::open(dir);
   WeightLoader loader(checkpoint, &stream, options.progress);
@@ -31,7 +35,8 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& dir, const LoadOp
   return std::make_unique<KimiLinear>(std::move(config), std::move(weights), loader.bytes());
 }
 
-MemoryEstimate estimate_memory(const std::filesystem::path& dir, const ModelConfig& config, const ForwardOptions& options, const device::DeviceInfo& device) {
+MemoryEstimate estimate_memory(const std::filesystem::path& dir, const ModelConfig& config,
+                               const ForwardOptions& options, const device::DeviceInfo& device) {
   const Checkpoint checkpoint = Checkpoint::open(dir);
   WeightLoader loader(checkpoint, nullptr, {});
   const KimiWeights weights = load_kimi_weights(config, loader);

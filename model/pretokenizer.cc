@@ -43,13 +43,17 @@ struct SplitRegex::Impl {
 
 SplitRegex::SplitRegex(const std::string& pattern) : impl_(std::make_unique<Impl>()) {
   impl_->pattern = pattern;
-  const auto fail = [&](const std::string& why) { base::throw_error(base::ErrorCode::kIo, "pattern " + pattern.substr(0, 200) + ": " + why); };
-  if (pattern.empty() || pattern.size() > kMaxPatternBytes) fail("empty or longer than " + std::to_string(kMaxPatternBytes) + " bytes");
+  const auto fail = [&](const std::string& why) {
+    base::throw_error(base::ErrorCode::kIo, "pattern " + pattern.substr(0, 200) + ": " + why);
+  };
+  if (pattern.empty() || pattern.size() > kMaxPatternBytes)
+    fail("empty or longer than " + std::to_string(kMaxPatternBytes) + " bytes");
   const icu::UnicodeString u = icu::UnicodeString::fromUTF8(translate(pattern));
   UErrorCode status = U_ZERO_ERROR;
   UParseError where{};
   impl_->compiled = uregex_open(u.getBuffer(), u.length(), 0, &where, &status);
-  if (U_FAILURE(status)) fail(std::string("not a regular expression: ") + u_errorName(status) + " at " + std::to_string(where.offset));
+  if (U_FAILURE(status))
+    fail(std::string("not a regular expression: ") + u_errorName(status) + " at " + std::to_string(where.offset));
 }
 SplitRegex::~SplitRegex() = default;
 SplitRegex::SplitRegex(SplitRegex&&) noexcept = default;
@@ -72,7 +76,8 @@ void SplitRegex::split(std::string_view text, Keep keep, std::vector<std::string
     rest.remove_prefix(s.bytes);
   }
   UErrorCode status = U_ZERO_ERROR;
-  const std::unique_ptr<URegularExpression, void (*)(URegularExpression*)> re(uregex_clone(impl_->compiled, &status), uregex_close);
+  const std::unique_ptr<URegularExpression, void (*)(URegularExpression*)> re(uregex_clone(impl_->compiled, &status),
+                                                                              uregex_close);
   uregex_setStackLimit(re.get(), kRegexStackBytes, &status);
   uregex_setText(re.get(), wide.data(), static_cast<int32_t>(wide.size()), &status);
 
@@ -96,8 +101,9 @@ void SplitRegex::split(std::string_view text, Keep keep, std::vector<std::string
     at = last;
   }
   if (U_FAILURE(status))
-    base::throw_error(status == U_REGEX_STACK_OVERFLOW ? base::ErrorCode::kOutOfRange : base::ErrorCode::kInternal,
-                      std::string("splitting a text of ") + std::to_string(text.size()) + " bytes: " + u_errorName(status));
+    base::throw_error(
+        status == U_REGEX_STACK_OVERFLOW ? base::ErrorCode::kOutOfRange : base::ErrorCode::kInternal,
+        std::string("splitting a text of ") + std::to_string(text.size()) + " bytes: " + u_errorName(status));
   if (at < text.size() && keep != Keep::kMatches) pieces.push_back(text.substr(at));
 }
 
@@ -108,18 +114,23 @@ std::string normalize_unicode(std::string_view text, const std::string& form) {
                               : form == "NFKC" ? icu::Normalizer2::getNFKCInstance(status)
                               : form == "NFKD" ? icu::Normalizer2::getNFKDInstance(status)
                                                : nullptr;
-  if (!n || U_FAILURE(status)) base::throw_error(base::ErrorCode::kUnsupported, "normalizer " + form + ": NFC, NFD, NFKC and NFKD are implemented");
+  if (!n || U_FAILURE(status))
+    base::throw_error(base::ErrorCode::kUnsupported,
+                      "normalizer " + form + ": NFC, NFD, NFKC and NFKD are implemented");
   std::string out;
   icu::StringByteSink<std::string> sink(&out);
   n->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<int32_t>(text.size())), sink, nullptr, status);
-  if (U_FAILURE(status)) base::throw_error(base::ErrorCode::kInternal, std::string("normalizing text: ") + u_errorName(status));
+  if (U_FAILURE(status))
+    base::throw_error(base::ErrorCode::kInternal, std::string("normalizing text: ") + u_errorName(status));
   return out;
 }
 
 std::string regex_quote(std::string_view literal) {
   std::string out;
   for (const char c : literal) {
-    if (static_cast<unsigned char>(c) < 0x80 && !(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9')) out += '\\';
+    if (static_cast<unsigned char>(c) < 0x80 && !(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') &&
+        !(c >= '0' && c <= '9'))
+      out += '\\';
     out += c;
   }
   return out;

@@ -28,10 +28,12 @@ struct DTypeRow {
   std::optional<base::DType> type;
 };
 constexpr DTypeRow kDTypes[] = {
-    {"F32", 4, base::DType::kF32},   {"BF16", 2, base::DType::kBF16}, {"F16", 2, base::DType::kF16}, {"F64", 8, base::DType::kF64},
-    {"I64", 8, base::DType::kI64},   {"I32", 4, base::DType::kI32},   {"U8", 1, base::DType::kU8},   {"BOOL", 1, std::nullopt},
-    {"I8", 1, std::nullopt},         {"I16", 2, std::nullopt},        {"U16", 2, std::nullopt},      {"U32", 4, std::nullopt},
-    {"U64", 8, std::nullopt},        {"F8_E4M3", 1, std::nullopt},    {"F8_E5M2", 1, std::nullopt},  {"F8_E8M0", 1, std::nullopt},
+    {"F32", 4, base::DType::kF32}, {"BF16", 2, base::DType::kBF16}, {"F16", 2, base::DType::kF16},
+    {"F64", 8, base::DType::kF64}, {"I64", 8, base::DType::kI64},   {"I32", 4, base::DType::kI32},
+    {"U8", 1, base::DType::kU8},   {"BOOL", 1, std::nullopt},       {"I8", 1, std::nullopt},
+    {"I16", 2, std::nullopt},      {"U16", 2, std::nullopt},        {"U32", 4, std::nullopt},
+    {"U64", 8, std::nullopt},      {"F8_E4M3", 1, std::nullopt},    {"F8_E5M2", 1, std::nullopt},
+    {"F8_E8M0", 1, std::nullopt},
 };
 
 bool multiply(uint64_t a, uint64_t b, uint64_t* out) { return !__builtin_mul_overflow(a, b, out); }
@@ -43,33 +45,39 @@ TensorInfo parse_entry(const std::string& name, const Json& entry, uint64_t data
     if (key != "dtype" && key != "shape" && key != "data_offsets") fail("unknown field " + key);
   TensorInfo t;
   const auto dtype = entry.find("dtype"), shape = entry.find("shape"), offsets = entry.find("data_offsets");
-  if (dtype == entry.end() || !dtype->is_string()) fail("wanted a dtype name" + (dtype == entry.end() ? ", got nothing" : ", got " + brief(*dtype)));
+  if (dtype == entry.end() || !dtype->is_string())
+    fail("wanted a dtype name" + (dtype == entry.end() ? ", got nothing" : ", got " + brief(*dtype)));
   t.dtype = dtype->get<std::string>();
-  const auto row = std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const DTypeRow& r) { return t.dtype == r.name; });
+  const auto row =
+      std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const DTypeRow& r) { return t.dtype == r.name; });
   if (row == std::end(kDTypes)) fail("unknown dtype " + brief(*dtype));
   t.type = row->type;
 
   if (shape == entry.end() || !shape->is_array() || shape->size() > kMaxRank)
-    fail("wanted a shape of at most " + std::to_string(kMaxRank) + " sizes" + (shape == entry.end() ? ", got nothing" : ", got " + brief(*shape)));
+    fail("wanted a shape of at most " + std::to_string(kMaxRank) + " sizes" +
+         (shape == entry.end() ? ", got nothing" : ", got " + brief(*shape)));
   uint64_t elements = 1;
   for (const Json& d : *shape) {
-    if (!d.is_number_unsigned() || d.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) fail("shape has " + brief(d) + ", wanted sizes >= 0");
+    if (!d.is_number_unsigned() || d.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+      fail("shape has " + brief(d) + ", wanted sizes >= 0");
     t.shape.push_back(static_cast<int64_t>(d.get<uint64_t>()));
     if (!multiply(elements, d.get<uint64_t>(), &elements) || elements > static_cast<uint64_t>(INT64_MAX))
       fail("the product of shape " + shape_text(t.shape) + " overflows");
   }
   t.elements = static_cast<int64_t>(elements);
   uint64_t bytes = 0;
-  if (!multiply(elements, static_cast<uint64_t>(row->bytes), &bytes)) fail("the bytes of shape " + shape_text(t.shape) + " overflow");
+  if (!multiply(elements, static_cast<uint64_t>(row->bytes), &bytes))
+    fail("the bytes of shape " + shape_text(t.shape) + " overflow");
 
-  if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned())
+  if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() ||
+      !(*offsets)[1].is_number_unsigned())
     fail("wanted data_offsets [begin, end]" + (offsets == entry.end() ? ", got nothing" : ", got " + brief(*offsets)));
   t.begin = (*offsets)[0].get<uint64_t>(), t.end = (*offsets)[1].get<uint64_t>();
   if (t.begin > t.end || t.end > data_bytes)
     fail("data_offsets " + brief(*offsets) + " are outside the " + std::to_string(data_bytes) + " bytes of data");
   if (t.end - t.begin != bytes)
-    fail("data_offsets " + brief(*offsets) + " hold " + std::to_string(t.end - t.begin) + " bytes, but " + t.dtype + " " + shape_text(t.shape) +
-         " needs " + std::to_string(bytes));
+    fail("data_offsets " + brief(*offsets) + " hold " + std::to_string(t.end - t.begin) + " bytes, but " + t.dtype +
+         " " + shape_text(t.shape) + " needs " + std::to_string(bytes));
   return t;
 }
 
@@ -85,10 +93,13 @@ TensorMap parse_safetensors_header(std::string_view prefix, uint64_t file_size, 
   if (file_size < 8 || prefix.size() < 8)
     throw_io(origin + ": " + std::to_string(file_size) + " bytes are too few for a safetensors file");
   uint64_t length = 0;
-  for (int i = 0; i < 8; ++i) length |= static_cast<uint64_t>(static_cast<unsigned char>(prefix[static_cast<size_t>(i)])) << (8 * i);
-  if (length > kMaxHeaderBytes) throw_io(origin + ": header length " + std::to_string(length) + " is above the format's limit of 100000000");
+  for (int i = 0; i < 8; ++i)
+    length |= static_cast<uint64_t>(static_cast<unsigned char>(prefix[static_cast<size_t>(i)])) << (8 * i);
+  if (length > kMaxHeaderBytes)
+    throw_io(origin + ": header length " + std::to_string(length) + " is above the format's limit of 100000000");
   if (length > file_size - 8 || length > prefix.size() - 8)
-    throw_io(origin + ": truncated: the header has " + std::to_string(length) + " bytes, the file only " + std::to_string(file_size - 8) + " after its length");
+    throw_io(origin + ": truncated: the header has " + std::to_string(length) + " bytes, the file only " +
+             std::to_string(file_size - 8) + " after its length");
   const std::string_view header = prefix.substr(8, length);
   if (header.empty() || header.front() != '{') throw_io(origin + ": the header does not begin with {");
   const uint64_t data_bytes = file_size - 8 - length;
@@ -103,7 +114,8 @@ TensorMap parse_safetensors_header(std::string_view prefix, uint64_t file_size, 
         if (!value.is_string()) throw_io(origin + ": __metadata__ " + key + " is not a string");
       continue;
     }
-    if (name.empty() || name.size() > 4096) throw_io(origin + ": a tensor name of " + std::to_string(name.size()) + " bytes");
+    if (name.empty() || name.size() > 4096)
+      throw_io(origin + ": a tensor name of " + std::to_string(name.size()) + " bytes");
     tensors.emplace(name, parse_entry(name, entry, data_bytes, origin));
   }
 
@@ -118,12 +130,14 @@ TensorMap parse_safetensors_header(std::string_view prefix, uint64_t file_size, 
   for (const auto* t : order) {
     if (t->second.begin < at) throw_io(origin + ": tensors " + *before + " and " + t->first + " overlap");
     if (t->second.begin > at)
-      throw_io(origin + ": tensor " + t->first + ": a hole of " + std::to_string(t->second.begin - at) + " bytes before it");
+      throw_io(origin + ": tensor " + t->first + ": a hole of " + std::to_string(t->second.begin - at) +
+               " bytes before it");
     at = t->second.end;
     before = &t->first;
   }
   if (at != data_bytes)
-    throw_io(origin + ": " + std::to_string(data_bytes) + " bytes of data, but the tensors " + (before ? "end at " : "(none) end at ") + std::to_string(at));
+    throw_io(origin + ": " + std::to_string(data_bytes) + " bytes of data, but the tensors " +
+             (before ? "end at " : "(none) end at ") + std::to_string(at));
   return tensors;
 }
 
@@ -180,7 +194,8 @@ void Checkpoint::add_file(const std::filesystem::path& file, const std::map<std:
     if (weight_map) {
       const auto it = weight_map->find(name);
       if (it == weight_map->end()) continue;  // not part of the model, as the index tells it
-      if (it->second != file.filename().string()) throw_io(m.path + ": tensor " + name + " is also in " + it->second + ", where the index has it");
+      if (it->second != file.filename().string())
+        throw_io(m.path + ": tensor " + name + " is also in " + it->second + ", where the index has it");
     }
     tensors_.emplace(name, TensorView{m.data() + info.begin, &info, &m.path});
     data_bytes_ += info.end - info.begin;
@@ -214,7 +229,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& dir) {
     files.insert(f);
   }
   for (const std::string& f : files) {
-    if (!std::filesystem::exists(dir / f, ec)) throw_io(index.string() + " names the file " + f + ", which is not there");
+    if (!std::filesystem::exists(dir / f, ec))
+      throw_io(index.string() + " names the file " + f + ", which is not there");
     c.add_file(dir / f, &weight_map);
   }
   for (const auto& [name, file] : weight_map)

@@ -1,5 +1,5 @@
-// Checkpoints in safetensors files: one file or shards with an index, memory-mapped, every header field checked before use.
-// Format: 8 bytes little-endian header length, JSON header, data; https://github.com/huggingface/safetensors.
+// Checkpoints in safetensors files: one file or shards with an index, memory-mapped, every header field checked before
+// use. Format: 8 bytes little-endian header length, JSON header, data; https://github.com/huggingface/safetensors.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@
 namespace kadence::model {
 
 struct TensorInfo {
-  std::string dtype;                  // as in the header, e.g. "BF16", "F8_E4M3"
-  std::optional<base::DType> type;    // none for a dtype that base does not know
+  std::string dtype;                // as in the header, e.g. "BF16", "F8_E4M3"
+  std::optional<base::DType> type;  // none for a dtype that base does not know
   std::vector<int64_t> shape;
-  uint64_t begin = 0, end = 0;        // bytes from the start of the data section
+  uint64_t begin = 0, end = 0;  // bytes from the start of the data section
   int64_t elements = 0;
 };
 std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 3]"
 
 using TensorMap = std::map<std::string, TensorInfo, std::less<>>;
 
-// `prefix`: the file's first bytes, at least the header (8 + its length) when the file has that many. Checks the header length
-// against file_size, JSON, dtype names, shapes (products without overflow), offsets (in range, no overlap, no holes, the size that
-// dtype and shape make). Throws Error{kIo} naming `origin` and the tensor.
+// `prefix`: the file's first bytes, at least the header (8 + its length) when the file has that many. Checks the header
+// length against file_size, JSON, dtype names, shapes (products without overflow), offsets (in range, no overlap, no
+// holes, the size that dtype and shape make). Throws Error{kIo} naming `origin` and the tensor.
 TensorMap parse_safetensors_header(std::string_view prefix, uint64_t file_size, const std::string& origin);
 
 // A tensor of a checkpoint; `data` lives as long as the checkpoint and need not be aligned.

@@ -9,8 +9,8 @@
 namespace kadence::model {
 namespace {
 
-constexpr int32_t kControlIds = 256;                          // after the ranks; unnamed ones are reserved
-constexpr size_t kMaxChars = 400'000, kMaxRun = 25'000;       // cuts before the expression
+constexpr int32_t kControlIds = 256;                     // after the ranks; unnamed ones are reserved
+constexpr size_t kMaxChars = 400'000, kMaxRun = 25'000;  // cuts before the expression
 
 // False on anything but padded base64.
 bool decode_base64(std::string_view text, std::string* out) {
@@ -37,15 +37,17 @@ bool decode_base64(std::string_view text, std::string* out) {
 }  // namespace
 
 std::string kimi_pattern() {
-  // Han runs; words with at most one leading mark, lower- or upper-case ended, Han subtracted, with English contractions;
-  // numbers in threes; punctuation with its newlines; newlines; white space.
-  const std::string upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]])", lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]])";
+  // Han runs; words with at most one leading mark, lower- or upper-case ended, Han subtracted, with English
+  // contractions; numbers in threes; punctuation with its newlines; newlines; white space.
+  const std::string upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]])",
+                    lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]])";
   const std::string lead = R"([^\r\n\p{L}\p{N}]?)", tail = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)";
   return R"([\p{Han}]+|)" + lead + upper + "*" + lower + "+" + tail + "|" + lead + upper + "+" + lower + "*" + tail +
          R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }
 
-std::unique_ptr<Tokenizer> load_tiktoken(const std::filesystem::path& file, const std::filesystem::path& config, const std::string& pattern) {
+std::unique_ptr<Tokenizer> load_tiktoken(const std::filesystem::path& file, const std::filesystem::path& config,
+                                         const std::string& pattern) {
   const std::string origin = file.string();
   const auto fail = [&](const std::string& what) { base::throw_error(base::ErrorCode::kIo, origin + ": " + what); };
   const std::string text = read_file(file, kMaxTokenizerBytes);
@@ -63,12 +65,16 @@ std::unique_ptr<Tokenizer> load_tiktoken(const std::filesystem::path& file, cons
     int64_t rank = -1;
     const std::string_view number = space == std::string_view::npos ? std::string_view() : line.substr(space + 1);
     const auto parsed = std::from_chars(number.data(), number.data() + number.size(), rank);
-    if (number.empty() || parsed.ec != std::errc() || parsed.ptr != number.data() + number.size() || !decode_base64(line.substr(0, space), &bytes) || bytes.empty())
-      fail("line " + std::to_string(line_number) + ": wanted a base64 token and its rank, got " + brief(Json(std::string(line.substr(0, 60)))));
+    if (number.empty() || parsed.ec != std::errc() || parsed.ptr != number.data() + number.size() ||
+        !decode_base64(line.substr(0, space), &bytes) || bytes.empty())
+      fail("line " + std::to_string(line_number) + ": wanted a base64 token and its rank, got " +
+           brief(Json(std::string(line.substr(0, 60)))));
     // Ranks may come in any order but leave no holes at the end, so a rank far beyond the lines is an error.
-    if (rank < 0 || rank > kMaxTokenId || static_cast<size_t>(rank) > text.size()) fail("line " + std::to_string(line_number) + ": rank " + std::to_string(rank) + " is out of range");
+    if (rank < 0 || rank > kMaxTokenId || static_cast<size_t>(rank) > text.size())
+      fail("line " + std::to_string(line_number) + ": rank " + std::to_string(rank) + " is out of range");
     if (static_cast<size_t>(rank) >= tokens.size()) tokens.resize(static_cast<size_t>(rank) + 1);
-    if (!tokens[static_cast<size_t>(rank)].empty()) fail("line " + std::to_string(line_number) + ": rank " + std::to_string(rank) + " appears twice");
+    if (!tokens[static_cast<size_t>(rank)].empty())
+      fail("line " + std::to_string(line_number) + ": rank " + std::to_string(rank) + " appears twice");
     tokens[static_cast<size_t>(rank)] = bytes;
   }
   if (tokens.empty()) fail("no tokens");

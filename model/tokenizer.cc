@@ -38,7 +38,8 @@ std::string StreamDecoder::finish() {
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& dir) {
   std::error_code ec;
   if (std::filesystem::exists(dir / "tokenizer.json", ec)) return load_tokenizer_json(dir / "tokenizer.json");
-  if (std::filesystem::exists(dir / "tiktoken.model", ec)) return load_tiktoken(dir / "tiktoken.model", dir / "tokenizer_config.json");
+  if (std::filesystem::exists(dir / "tiktoken.model", ec))
+    return load_tiktoken(dir / "tiktoken.model", dir / "tokenizer_config.json");
   return nullptr;
 }
 
@@ -46,14 +47,17 @@ BpeTokenizer::BpeTokenizer(TokenizerParts parts, const std::string& origin) : pa
   vocab_size_ = static_cast<int32_t>(parts_.bpe.tokens().size());
   for (size_t i = 0; i < parts_.added.size(); ++i) {
     const AddedToken& a = parts_.added[i];
-    if (a.content.empty()) base::throw_error(base::ErrorCode::kIo, origin + ": added token " + std::to_string(a.id) + " is empty");
+    if (a.content.empty())
+      base::throw_error(base::ErrorCode::kIo, origin + ": added token " + std::to_string(a.id) + " is empty");
     if (!added_by_id_.emplace(a.id, i).second || !added_by_text_.emplace(a.content, i).second)
-      base::throw_error(base::ErrorCode::kIo, origin + ": added token " + std::to_string(a.id) + " " + a.content + " appears twice");
+      base::throw_error(base::ErrorCode::kIo,
+                        origin + ": added token " + std::to_string(a.id) + " " + a.content + " appears twice");
     added_by_byte_[static_cast<uint8_t>(a.content[0])].push_back(i);
     vocab_size_ = std::max(vocab_size_, a.id + 1);
   }
   for (auto& list : added_by_byte_)
-    std::sort(list.begin(), list.end(), [&](size_t x, size_t y) { return parts_.added[x].content.size() > parts_.added[y].content.size(); });
+    std::sort(list.begin(), list.end(),
+              [&](size_t x, size_t y) { return parts_.added[x].content.size() > parts_.added[y].content.size(); });
 }
 
 std::optional<int32_t> BpeTokenizer::special_id(std::string_view spelling) const {
@@ -64,7 +68,8 @@ std::optional<int32_t> BpeTokenizer::special_id(std::string_view spelling) const
 
 std::string BpeTokenizer::token_bytes(int32_t id, bool keep_special) const {
   if (id < 0 || id >= vocab_size_)
-    base::throw_error(base::ErrorCode::kOutOfRange, "token id " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab_size_));
+    base::throw_error(base::ErrorCode::kOutOfRange, "token id " + std::to_string(id) +
+                                                        " is outside the vocabulary of " + std::to_string(vocab_size_));
   if (const auto it = added_by_id_.find(id); it != added_by_id_.end()) {
     const AddedToken& a = parts_.added[it->second];
     return keep_special || !a.special ? a.content : std::string();
@@ -94,7 +99,9 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, bool parse_spec
     }
     size_t end = at;
     if (a->lstrip)
-      while (end > begin && is_white_space(static_cast<uint8_t>(text[end - 1])) && static_cast<uint8_t>(text[end - 1]) < 0x80) --end;
+      while (end > begin && is_white_space(static_cast<uint8_t>(text[end - 1])) &&
+             static_cast<uint8_t>(text[end - 1]) < 0x80)
+        --end;
     encode_text(text.substr(begin, end - begin), ids);
     ids.push_back(a->id);
     at += a->content.size();

@@ -8,13 +8,18 @@ namespace kadence::model {
 namespace {
 
 // GPT-2's expression, which a ByteLevel stage means by use_regex.
-constexpr const char* kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kByteLevelPattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr size_t kMaxStages = 16;
 
 struct Reader {
   const std::string& origin;
-  [[noreturn]] void fail(const std::string& what) const { base::throw_error(base::ErrorCode::kIo, origin + ": " + what); }
-  [[noreturn]] void unsupported(const std::string& what) const { base::throw_error(base::ErrorCode::kUnsupported, origin + ": " + what); }
+  [[noreturn]] void fail(const std::string& what) const {
+    base::throw_error(base::ErrorCode::kIo, origin + ": " + what);
+  }
+  [[noreturn]] void unsupported(const std::string& what) const {
+    base::throw_error(base::ErrorCode::kUnsupported, origin + ": " + what);
+  }
 
   const Json* find(const Json& object, const char* name) const {
     if (!object.is_object()) return nullptr;
@@ -41,7 +46,8 @@ struct Reader {
     const std::string type = text(n, "type", "");
     if (type == "Sequence") {
       const Json* list = find(n, "normalizers");
-      if (!list || !list->is_array() || depth > 4 || list->size() > kMaxStages) fail("normalizer: wanted a list of normalizers");
+      if (!list || !list->is_array() || depth > 4 || list->size() > kMaxStages)
+        fail("normalizer: wanted a list of normalizers");
       for (const Json& e : *list) normalizer(e, forms, depth + 1);
     } else if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
       forms.push_back(type);
@@ -55,7 +61,8 @@ struct Reader {
     const std::string type = text(p, "type", "");
     if (type == "Sequence") {
       const Json* list = find(p, "pretokenizers");
-      if (!list || !list->is_array() || depth > 4 || list->size() > kMaxStages) fail("pre_tokenizer: wanted a list of pretokenizers");
+      if (!list || !list->is_array() || depth > 4 || list->size() > kMaxStages)
+        fail("pre_tokenizer: wanted a list of pretokenizers");
       for (const Json& e : *list) pre_tokenizer(e, parts, depth + 1);
     } else if (type == "ByteLevel") {
       const bool space = flag(p, "add_prefix_space", true);
@@ -64,7 +71,8 @@ struct Reader {
       else
         parts.prefix_space = space;
     } else if (type == "Digits") {
-      parts.stages.push_back({SplitRegex(flag(p, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"), SplitRegex::Keep::kAll, false});
+      parts.stages.push_back(
+          {SplitRegex(flag(p, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"), SplitRegex::Keep::kAll, false});
     } else if (type == "Split") {
       const Json* pattern = find(p, "pattern");
       if (!pattern || !pattern->is_object()) fail("Split: wanted a pattern with Regex or String");
@@ -83,7 +91,8 @@ struct Reader {
   }
 };
 
-// The characters that stand for the 256 bytes in byte-level files: printable ones are themselves, the others follow U+0100.
+// The characters that stand for the 256 bytes in byte-level files: printable ones are themselves, the others follow
+// U+0100.
 const std::array<int, 0x144>& byte_of_character() {
   static const auto table = [] {
     std::array<int, 0x144> t;
@@ -117,7 +126,8 @@ std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view text, const std
   const Reader r{origin};
   const Json* model = r.find(doc, "model");
   if (!model || !model->is_object()) r.fail("model: wanted an object, got nothing");
-  if (const std::string type = r.text(*model, "type", "BPE"); type != "BPE") r.unsupported("model type " + type + " (implemented: BPE)");
+  if (const std::string type = r.text(*model, "type", "BPE"); type != "BPE")
+    r.unsupported("model type " + type + " (implemented: BPE)");
   if (r.flag(*model, "byte_fallback", false)) r.unsupported("byte_fallback");
   if (const Json* d = r.find(*model, "dropout"); d && *d != 0) r.unsupported("dropout " + brief(*d));
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -133,7 +143,8 @@ std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view text, const std
     last = std::max(last, id);
   }
   // Ids are dense but for a few reserved ones; a sparse list would be a huge table of holes.
-  if (static_cast<size_t>(last) > 2 * ids.size() + 65536) r.fail("model.vocab: id " + std::to_string(last) + " with only " + std::to_string(ids.size()) + " tokens");
+  if (static_cast<size_t>(last) > 2 * ids.size() + 65536)
+    r.fail("model.vocab: id " + std::to_string(last) + " with only " + std::to_string(ids.size()) + " tokens");
   std::vector<std::string> tokens(static_cast<size_t>(last) + 1);
   for (const auto& [token, id] : ids) {
     std::string& slot = tokens[static_cast<size_t>(id)];
@@ -151,7 +162,8 @@ std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view text, const std
     if (m.is_string()) {
       const std::string_view line = m.get_ref<const std::string&>();
       const size_t space = line.find(' ');
-      if (space == std::string_view::npos) r.fail("merge " + std::to_string(rank) + ": wanted two tokens, got " + brief(m));
+      if (space == std::string_view::npos)
+        r.fail("merge " + std::to_string(rank) + ": wanted two tokens, got " + brief(m));
       left = line.substr(0, space), right = line.substr(space + 1);
     } else if (m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string()) {
       left = m[0].get_ref<const std::string&>(), right = m[1].get_ref<const std::string&>();
@@ -161,8 +173,10 @@ std::unique_ptr<Tokenizer> parse_tokenizer_json(std::string_view text, const std
     joined.assign(left).append(right);
     const auto a = ids.find(left), b = ids.find(right), c = ids.find(joined);
     if (a == ids.end() || b == ids.end() || c == ids.end())
-      r.fail("merge " + std::to_string(rank) + " " + brief(m) + ": one of the two or their join is not in the vocabulary");
-    if (!parts.bpe.add_merge(a->second, b->second, {rank, c->second})) r.fail("merge " + std::to_string(rank) + " " + brief(m) + " appears twice");
+      r.fail("merge " + std::to_string(rank) + " " + brief(m) +
+             ": one of the two or their join is not in the vocabulary");
+    if (!parts.bpe.add_merge(a->second, b->second, {rank, c->second}))
+      r.fail("merge " + std::to_string(rank) + " " + brief(m) + " appears twice");
     ++rank;
   }
 

@@ -11,8 +11,8 @@ namespace kadence::model {
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
 
 struct Utf8Step {
-  uint32_t code = 0;        // valid only
-  uint8_t bytes = 0;        // of the character, or of the ill-formed subpart
+  uint32_t code = 0;  // valid only
+  uint8_t bytes = 0;  // of the character, or of the ill-formed subpart
   bool valid = false;
   bool incomplete = false;  // ill-formed only because the text ends here
 };

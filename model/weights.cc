@@ -38,12 +38,14 @@ const TensorView& WeightLoader::require(const Names& names, std::string* name) c
     }
   std::string also;
   for (size_t i = 1; i < names.size(); ++i) also += (i == 1 ? " (also looked for as " : ", ") + names[i];
-  base::throw_error(base::ErrorCode::kIo, checkpoint_.origin() + ": tensor " + names[0] + " is missing" + also + (also.empty() ? "" : ")"));
+  base::throw_error(base::ErrorCode::kIo,
+                    checkpoint_.origin() + ": tensor " + names[0] + " is missing" + also + (also.empty() ? "" : ")"));
 }
 
 base::DType WeightLoader::float_type(const TensorView& t, const std::string& name) const {
   if (t.info->type != base::DType::kF32 && t.info->type != base::DType::kBF16 && t.info->type != base::DType::kF16)
-    base::throw_error(base::ErrorCode::kUnsupported, *t.file + ": tensor " + name + " has dtype " + t.info->dtype + "; implemented: F32, BF16, F16");
+    base::throw_error(base::ErrorCode::kUnsupported,
+                      *t.file + ": tensor " + name + " has dtype " + t.info->dtype + "; implemented: F32, BF16, F16");
   return *t.info->type;
 }
 
@@ -54,7 +56,8 @@ void WeightLoader::note(const TensorView& t) {
 
 namespace {
 [[noreturn]] void throw_shape(const TensorView& t, const std::string& name, const std::string& wanted) {
-  base::throw_error(base::ErrorCode::kIo, *t.file + ": tensor " + name + ": wanted shape " + wanted + ", got " + shape_text(t.info->shape));
+  base::throw_error(base::ErrorCode::kIo,
+                    *t.file + ": tensor " + name + ": wanted shape " + wanted + ", got " + shape_text(t.info->shape));
 }
 }  // namespace
 
@@ -84,10 +87,13 @@ ops::Linear WeightLoader::linear(const std::vector<Rows>& parts, int64_t in) {
   return l;
 }
 
-ops::Linear WeightLoader::linear(const Names& names, int64_t out, int64_t in) { return linear({Rows{names, out, {}, 0}}, in); }
+ops::Linear WeightLoader::linear(const Names& names, int64_t out, int64_t in) {
+  return linear({Rows{names, out, {}, 0}}, in);
+}
 
 ops::Linear WeightLoader::linear_from(const float* rows, int64_t out, int64_t in) {
-  ops::Linear l = planning() ? ops::Linear::planned(out, in) : ops::Linear::create(rows, base::DType::kF32, out, in, *stream_);
+  ops::Linear l =
+      planning() ? ops::Linear::planned(out, in) : ops::Linear::create(rows, base::DType::kF32, out, in, *stream_);
   bytes_ += l.weight_bytes();
   return l;
 }

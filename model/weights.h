@@ -1,5 +1,6 @@
-// Private to model/: takes tensors out of a checkpoint by any of their spellings, checks shapes, builds operator weights.
-// Without a stream it only plans: every name, shape and dtype is checked and every byte counted, no weight is read.
+// Private to model/: takes tensors out of a checkpoint by any of their spellings, checks shapes, builds operator
+// weights. Without a stream it only plans: every name, shape and dtype is checked and every byte counted, no weight is
+// read.
 #pragma once
 
 #include <functional>
@@ -25,7 +26,8 @@ class WeightLoader {
   size_t bytes() const { return bytes_; }
 
   bool has(const Names& names) const;
-  // Rows [first, first + rows) of a tensor, seen as [total_rows, width] with width = the product of all sizes but the first ones.
+  // Rows [first, first + rows) of a tensor, seen as [total_rows, width] with width = the product of all sizes but the
+  // first ones.
   struct Rows {
     Names names;
     int64_t rows = 0;

@@ -13,9 +13,7 @@ namespace {
 
 using base::ErrorCode;
 
-Json kimi() {
-  return parse_json(read_file(model_dir("kadence-tiny") / "config.json", 1 << 20), "kadence-tiny");
-}
+Json kimi() { return parse_json(read_file(model_dir("kadence-tiny") / "config.json", 1 << 20), "kadence-tiny"); }
 ModelConfig parse(const Json& j) { return parse_config(j.dump(), "", "config.json"); }
 
 TEST(Config, ReadsKadenceTiny) {
@@ -125,8 +123,9 @@ TEST(Config, LayerListsCountFromOneAndMustCoverEverything) {
 }
 
 TEST(Config, MissingFieldsAreNamed) {
-  for (const char* field : {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "kv_lora_rank",
-                            "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size", "num_experts_per_token"}) {
+  for (const char* field :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "kv_lora_rank",
+        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size", "num_experts_per_token"}) {
     Json j = kimi();
     j.erase(field);
     EXPECT_ERROR(parse(j), ErrorCode::kInvalidArgument, field, "missing");
@@ -172,7 +171,9 @@ TEST(Config, AbsurdValuesAreRefused) {
 }
 
 TEST(Config, OtherArchitecturesAreKnownButNotImplemented) {
-  const auto refused = [](const Json& j, const char* name) { EXPECT_ERROR(parse(j), ErrorCode::kUnsupported, name, "known but not implemented yet", "kimi_linear"); };
+  const auto refused = [](const Json& j, const char* name) {
+    EXPECT_ERROR(parse(j), ErrorCode::kUnsupported, name, "known but not implemented yet", "kimi_linear");
+  };
   refused({{"model_type", "glm5_next"}, {"text_config", {{"model_type", "glm5_next_text"}}}}, "glm5_next");
   refused({{"model_type", "kimi_k3"}}, "kimi_k3");
   refused({{"model_type", "kimi_linear"}, {"attn_res_block_size", 12}}, "kimi_k3");
@@ -181,7 +182,8 @@ TEST(Config, OtherArchitecturesAreKnownButNotImplemented) {
   refused({{"model_type", "kda"}}, "kda");
   refused({{"architectures", {"KDAForCausalLM"}}}, "kda");
   EXPECT_ERROR(parse({{"model_type", "bailing_hybrid"}}), ErrorCode::kUnsupported, "known: kimi_linear, glm5_next");
-  EXPECT_ERROR(parse({{"model_type", "llama"}}), ErrorCode::kUnsupported, "llama", "glm5_next", "implemented: kimi_linear");
+  EXPECT_ERROR(parse({{"model_type", "llama"}}), ErrorCode::kUnsupported, "llama", "glm5_next",
+               "implemented: kimi_linear");
   EXPECT_ERROR(parse(Json::object()), ErrorCode::kUnsupported, "implemented: kimi_linear");
 }
 
@@ -193,7 +195,8 @@ TEST(Config, BrokenFiles) {
   EXPECT_ERROR(parse_config("[1]", "", "f"), ErrorCode::kIo, "object");
   EXPECT_ERROR(parse_config("{\"a\": 1, \"a\": 2}", "", "f"), ErrorCode::kIo, "twice");
   EXPECT_ERROR(parse_config(std::string(100000, '['), "", "f"), ErrorCode::kIo, "nested");
-  EXPECT_ERROR(parse_config(kimi().dump(), "{\"eos_token_id\": 5000}", "f"), ErrorCode::kInvalidArgument, "generation_config.json", "eos_token_id");
+  EXPECT_ERROR(parse_config(kimi().dump(), "{\"eos_token_id\": 5000}", "f"), ErrorCode::kInvalidArgument,
+               "generation_config.json", "eos_token_id");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The same bits for a token whatever else is in the call, however its prompt was cut on the grid, and on any number of threads.
+// The same bits for a token whatever else is in the call, however its prompt was cut on the grid, and on any number of
+// threads.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +20,9 @@ std::vector<int32_t> random_tokens(uint64_t seed, int64_t n, int32_t vocab = 512
   for (int32_t& t : v) t = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
   return v;
 }
-std::vector<int32_t> part(const std::vector<int32_t>& v, size_t begin, size_t end) { return {v.begin() + static_cast<std::ptrdiff_t>(begin), v.begin() + static_cast<std::ptrdiff_t>(end)}; }
+std::vector<int32_t> part(const std::vector<int32_t>& v, size_t begin, size_t end) {
+  return {v.begin() + static_cast<std::ptrdiff_t>(begin), v.begin() + static_cast<std::ptrdiff_t>(end)};
+}
 
 void expect_bits(const std::vector<float>& got, const std::vector<float>& want, const char* what) {
   ASSERT_EQ(got.size(), want.size()) << what;
@@ -77,7 +80,8 @@ TEST_P(Exactness, CutsOnTheGrid) {
 }
 
 TEST_P(Exactness, BatchesAndThreads) {
-  const std::vector<std::vector<int32_t>> prompts = {prompt(1, 277), prompt(2, 1), prompt(3, 64), prompt(4, 130), prompt(5, 63), prompt(6, 200)};
+  const std::vector<std::vector<int32_t>> prompts = {prompt(1, 277), prompt(2, 1),  prompt(3, 64),
+                                                     prompt(4, 130), prompt(5, 63), prompt(6, 200)};
   std::vector<Result> want;
   for (const auto& p : prompts) want.push_back(whole(p));
   for (const int threads : {1, 2, 3}) {
@@ -97,7 +101,8 @@ TEST_P(Exactness, BatchesAndThreads) {
         std::vector<PrefillRow> steps;
         for (const size_t i : order) steps.push_back({&sequences[i], {t}});
         const auto l = h.run(steps, ops::GemmPhase::kDecode);
-        for (size_t r = 0; r < order.size(); ++r) got[order[r]].logits.insert(got[order[r]].logits.end(), l[r].begin(), l[r].end());
+        for (size_t r = 0; r < order.size(); ++r)
+          got[order[r]].logits.insert(got[order[r]].logits.end(), l[r].begin(), l[r].end());
       }
       for (size_t i = 0; i < prompts.size(); ++i) {
         expect_bits(got[i].logits, want[i].logits, "logits");
@@ -133,7 +138,8 @@ TEST_P(Exactness, ResumingFromACheckpointGivesTheColdBits) {
   b.done = 128, b.restored = at128;
   Result got{h.prefill(b, branch), {}};
   append_steps(h, b, got);
-  expect_bits(got.logits, std::vector<float>(want_branch.logits.begin() + 128 * h.vocab(), want_branch.logits.end()), "branch");
+  expect_bits(got.logits, std::vector<float>(want_branch.logits.begin() + 128 * h.vocab(), want_branch.logits.end()),
+              "branch");
   expect_bits(h.cache_of(at128), kept, "checkpoint");  // restored from, never written
 }
 
@@ -151,18 +157,23 @@ TEST_P(Exactness, WantedLogitsAndBlocksChangeNothing) {
     const std::vector<float> got = h.forward(b);
     for (size_t i = 0; i < 3; ++i) {
       const auto row = static_cast<size_t>(b.logit_tokens[i] * h.vocab());
-      expect_bits(std::vector<float>(got.begin() + static_cast<std::ptrdiff_t>(i) * h.vocab(), got.begin() + static_cast<std::ptrdiff_t>(i + 1) * h.vocab()),
-                  std::vector<float>(want.logits.begin() + static_cast<std::ptrdiff_t>(row), want.logits.begin() + static_cast<std::ptrdiff_t>(row) + h.vocab()), "logits");
+      expect_bits(std::vector<float>(got.begin() + static_cast<std::ptrdiff_t>(i) * h.vocab(),
+                                     got.begin() + static_cast<std::ptrdiff_t>(i + 1) * h.vocab()),
+                  std::vector<float>(want.logits.begin() + static_cast<std::ptrdiff_t>(row),
+                                     want.logits.begin() + static_cast<std::ptrdiff_t>(row) + h.vocab()),
+                  "logits");
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Exactness, testing::Values("random-kimi", "kadence-tiny"), [](const auto& p) { return p.param == "random-kimi" ? "RandomKimi" : "KadenceTiny"; });
+INSTANTIATE_TEST_SUITE_P(Models, Exactness, testing::Values("random-kimi", "kadence-tiny"),
+                         [](const auto& p) { return p.param == "random-kimi" ? "RandomKimi" : "KadenceTiny"; });
 
 TEST(Forward, BadBatchesAreRefusedByName) {
   Harness h(model_dir("random-kimi"), 1);
   Sequence s = h.open(1024);
-  const auto refuse = [&](const std::function<void(ForwardBatch&)>& change, const std::string& a, const std::string& b = "") {
+  const auto refuse = [&](const std::function<void(ForwardBatch&)>& change, const std::string& a,
+                          const std::string& b = "") {
     ForwardBatch batch = h.batch({{&s, random_tokens(1, 100)}}, ops::GemmPhase::kPrefill);
     change(batch);
     EXPECT_ERROR(h.forward(batch), ErrorCode::kInvalidArgument, a, b);

@@ -22,7 +22,9 @@ TEST_P(Golden, PromptsAndGreedyContinuations) {
     const int32_t V = h.vocab();
 
     std::vector<std::vector<float>> hidden;
-    h.model().set_hidden_observer([&](int32_t, int64_t rows, int64_t width, const float* data) { hidden.emplace_back(data + (rows - 1) * width, data + rows * width); });
+    h.model().set_hidden_observer([&](int32_t, int64_t rows, int64_t width, const float* data) {
+      hidden.emplace_back(data + (rows - 1) * width, data + rows * width);
+    });
     const std::vector<float> logits = h.prefill(s, ids);
     h.model().set_hidden_observer({});
 
@@ -31,12 +33,17 @@ TEST_P(Golden, PromptsAndGreedyContinuations) {
     for (size_t i = 0; i < top.size(); ++i)
       worst_logit = std::max(worst_logit, std::abs(final_logits[top[i]] - g["last_top20_logits"][i].get<double>()));
     if (g.contains("last_logits"))
-      for (int32_t i = 0; i < V; ++i) worst_logit = std::max(worst_logit, std::abs(final_logits[i] - g["last_logits"][static_cast<size_t>(i)].get<double>()));
+      for (int32_t i = 0; i < V; ++i)
+        worst_logit =
+            std::max(worst_logit, std::abs(final_logits[i] - g["last_logits"][static_cast<size_t>(i)].get<double>()));
     ASSERT_EQ(g["next_token_logprobs"].size(), last);
     for (size_t t = 0; t < last; ++t)
-      worst_log_prob = std::max(worst_log_prob, std::abs(log_prob_of(logits.data() + t * static_cast<size_t>(V), V, ids[t + 1]) - g["next_token_logprobs"][t].get<double>()));
+      worst_log_prob =
+          std::max(worst_log_prob, std::abs(log_prob_of(logits.data() + t * static_cast<size_t>(V), V, ids[t + 1]) -
+                                            g["next_token_logprobs"][t].get<double>()));
     if (g.contains("hidden_states_last")) {
-      // The observer sees every layer's output and the final norm; the file has the last layer's output only after the norm.
+      // The observer sees every layer's output and the final norm; the file has the last layer's output only after the
+      // norm.
       const auto& want = g["hidden_states_last"];
       ASSERT_EQ(hidden.size(), want.size() + 1);
       hidden.erase(hidden.end() - 2);
@@ -50,7 +57,8 @@ TEST_P(Golden, PromptsAndGreedyContinuations) {
     std::vector<float> now(final_logits, final_logits + V);
     for (size_t i = 0; i < greedy.size(); ++i) {
       ASSERT_EQ(argmax(now.data(), V), greedy[i]) << "token " << i;
-      worst_log_prob = std::max(worst_log_prob, std::abs(log_prob_of(now.data(), V, greedy[i]) - g["greedy_logprobs"][i].get<double>()));
+      worst_log_prob = std::max(
+          worst_log_prob, std::abs(log_prob_of(now.data(), V, greedy[i]) - g["greedy_logprobs"][i].get<double>()));
       if (i + 1 < greedy.size()) now = h.step(s, greedy[i]);
     }
   }
@@ -62,7 +70,8 @@ TEST_P(Golden, PromptsAndGreedyContinuations) {
   RecordProperty("worst_hidden", std::to_string(worst_hidden));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("random-kimi", "kadence-tiny"), [](const auto& p) { return p.param == "random-kimi" ? "RandomKimi" : "KadenceTiny"; });
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("random-kimi", "kadence-tiny"),
+                         [](const auto& p) { return p.param == "random-kimi" ? "RandomKimi" : "KadenceTiny"; });
 
 TEST(GoldenCopy, CopyCase) {
   const Json golden = read_json(model_dir("kadence-tiny") / "golden.json");
@@ -76,7 +85,9 @@ TEST(GoldenCopy, CopyCase) {
   const size_t span = c["span"], first = ids.size() - span;
   double worst = 0;
   for (size_t i = 0; i < span; ++i)
-    worst = std::max(worst, std::abs(log_prob_of(logits.data() + (first + i - 1) * static_cast<size_t>(h.vocab()), h.vocab(), ids[first + i]) - c["span_logprobs"][i].get<double>()));
+    worst = std::max(worst, std::abs(log_prob_of(logits.data() + (first + i - 1) * static_cast<size_t>(h.vocab()),
+                                                 h.vocab(), ids[first + i]) -
+                                     c["span_logprobs"][i].get<double>()));
   EXPECT_LE(worst, kTolerance);
 }
 

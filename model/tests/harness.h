@@ -41,7 +41,9 @@ class Harness {
   static constexpr int kSlots = 12, kPageSize = 64;
 
   Harness(const std::filesystem::path& dir, int threads, ForwardOptions options = small_options(), int64_t pages = 64)
-      : stream_(device::Stream::cpu(threads)), model_(load_model(dir, {}, stream_)), shape_(cache_shape(model_->config())) {
+      : stream_(device::Stream::cpu(threads)),
+        model_(load_model(dir, {}, stream_)),
+        shape_(cache_shape(model_->config())) {
     model_->prepare(options, stream_);
     const float nan = std::numeric_limits<float>::quiet_NaN();
     state_size_ = int64_t{shape_.HV} * shape_.V * shape_.K, window_size_ = int64_t{3} * shape_.conv_channels;
@@ -49,8 +51,10 @@ class Harness {
     windows_.assign(static_cast<size_t>(kSlots * shape_.kda_layers * window_size_), nan);
     latents_.assign(static_cast<size_t>(shape_.attention_layers * pages * kPageSize * shape_.latent_width), nan);
     pages_ = pages;
-    caches_.states = {states_.data(), base::DType::kF32, kSlots, shape_.kda_layers * state_size_, shape_.kda_layers, state_size_};
-    caches_.windows = {windows_.data(), base::DType::kF32, kSlots, shape_.kda_layers * window_size_, shape_.kda_layers, window_size_};
+    caches_.states = {states_.data(),    base::DType::kF32, kSlots, shape_.kda_layers * state_size_,
+                      shape_.kda_layers, state_size_};
+    caches_.windows = {windows_.data(),   base::DType::kF32, kSlots, shape_.kda_layers * window_size_,
+                       shape_.kda_layers, window_size_};
     caches_.latents = {latents_.data(), base::DType::kF32, pages, int64_t{kPageSize} * shape_.latent_width, kPageSize};
     caches_.latent_layer_pitch = pages * kPageSize * shape_.latent_width;
   }
@@ -81,7 +85,8 @@ class Harness {
     b.phase = phase;
     b.seq_begin = {0};
     b.ckpt_begin = {0};
-    for (const PrefillRow& r : rows) b.max_pages = std::max<int64_t>(b.max_pages, static_cast<int64_t>(r.sequence->pages.size()));
+    for (const PrefillRow& r : rows)
+      b.max_pages = std::max<int64_t>(b.max_pages, static_cast<int64_t>(r.sequence->pages.size()));
     for (const PrefillRow& r : rows) {
       const Sequence& s = *r.sequence;
       b.tokens.insert(b.tokens.end(), r.tokens.begin(), r.tokens.end());
@@ -112,12 +117,15 @@ class Harness {
     }
     return out;
   }
-  std::vector<std::vector<float>> prefill(const std::vector<PrefillRow>& rows) { return run(rows, ops::GemmPhase::kPrefill); }
+  std::vector<std::vector<float>> prefill(const std::vector<PrefillRow>& rows) {
+    return run(rows, ops::GemmPhase::kPrefill);
+  }
   std::vector<float> prefill(Sequence& s, const std::vector<int32_t>& tokens) { return prefill({{&s, tokens}})[0]; }
   std::vector<float> step(Sequence& s, int32_t token) { return run({{&s, {token}}}, ops::GemmPhase::kDecode)[0]; }
 
   std::vector<float> forward(const ForwardBatch& b) {
-    std::vector<float> all(b.logit_tokens.size() * static_cast<size_t>(vocab()), std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> all(b.logit_tokens.size() * static_cast<size_t>(vocab()),
+                           std::numeric_limits<float>::quiet_NaN());
     int64_t next = 0;
     model_->forward(
         b, caches_,
@@ -133,8 +141,10 @@ class Harness {
 
   // State and window of a slot, all layers.
   std::vector<float> cache_of(int32_t slot) const {
-    std::vector<float> v(states_.begin() + slot * shape_.kda_layers * state_size_, states_.begin() + (slot + 1) * shape_.kda_layers * state_size_);
-    v.insert(v.end(), windows_.begin() + slot * shape_.kda_layers * window_size_, windows_.begin() + (slot + 1) * shape_.kda_layers * window_size_);
+    std::vector<float> v(states_.begin() + slot * shape_.kda_layers * state_size_,
+                         states_.begin() + (slot + 1) * shape_.kda_layers * state_size_);
+    v.insert(v.end(), windows_.begin() + slot * shape_.kda_layers * window_size_,
+             windows_.begin() + (slot + 1) * shape_.kda_layers * window_size_);
     return v;
   }
 
@@ -154,6 +164,8 @@ inline double log_prob_of(const float* logits, int32_t vocab, int32_t token) {
   for (int32_t i = 0; i < vocab; ++i) sum += std::exp(static_cast<double>(logits[i]) - top);
   return static_cast<double>(logits[token]) - top - std::log(sum);
 }
-inline int32_t argmax(const float* logits, int32_t vocab) { return static_cast<int32_t>(std::max_element(logits, logits + vocab) - logits); }
+inline int32_t argmax(const float* logits, int32_t vocab) {
+  return static_cast<int32_t>(std::max_element(logits, logits + vocab) - logits);
+}
 
 }  // namespace kadence::model

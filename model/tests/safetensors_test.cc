@@ -19,14 +19,16 @@ std::string file_of(const std::string& header, size_t data_bytes, std::optional<
   return f + header + std::string(data_bytes, '\x11');
 }
 TensorMap parse(const std::string& file) { return parse_safetensors_header(file, file.size(), "x.safetensors"); }
-std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  const std::string& offsets) {
   return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
 TEST(Safetensors, ReadsAWellFormedHeader) {
-  const TensorMap m = parse(file_of("{\"__metadata__\":{\"format\":\"pt\"}," + entry("b", "BF16", "[2,3]", "[4,16]") + "," + entry("a", "F32", "[]", "[0,4]") +
-                                        "," + entry("e", "F8_E4M3", "[0,7]", "[16,16]") + "}   ",
-                                    16));
+  const TensorMap m =
+      parse(file_of("{\"__metadata__\":{\"format\":\"pt\"}," + entry("b", "BF16", "[2,3]", "[4,16]") + "," +
+                        entry("a", "F32", "[]", "[0,4]") + "," + entry("e", "F8_E4M3", "[0,7]", "[16,16]") + "}   ",
+                    16));
   ASSERT_EQ(m.size(), 3u);
   EXPECT_EQ(m.at("a").elements, 1);
   EXPECT_EQ(m.at("b").type, base::DType::kBF16);
@@ -51,7 +53,8 @@ TEST(Safetensors, EveryHeaderFieldIsChecked) {
       {"leading space", file_of(" {}", 0), "begin"},
       {"not JSON", file_of("{\"a\":", 0), "not valid JSON"},
       {"bad UTF-8", file_of("{\"\xff\":1}", 0), "not valid JSON"},
-      {"two names", file_of("{" + entry("t", "U8", "[1]", "[0,1]") + "," + entry("t", "U8", "[1]", "[0,1]") + "}", 1), "twice"},
+      {"two names", file_of("{" + entry("t", "U8", "[1]", "[0,1]") + "," + entry("t", "U8", "[1]", "[0,1]") + "}", 1),
+       "twice"},
       {"nested", file_of("{\"t\":" + std::string(5000, '[') + "}", 0), "nested"},
       {"entry not an object", file_of("{\"t\":3}", 0), "object"},
       {"unknown field", file_of("{\"t\":{\"x\":1}}", 0), "unknown field x"},
@@ -75,9 +78,12 @@ TEST(Safetensors, EveryHeaderFieldIsChecked) {
       {"offsets huge", one("F32", "[1]", "[18446744073709551612,18446744073709551615]", 4), "outside"},
       {"bytes do not fit the shape", one("F32", "[2]", "[0,4]", 4), "needs 8"},
       {"bytes do not fit the dtype", one("BF16", "[1]", "[0,4]", 4), "needs 2"},
-      {"overlap", file_of("{" + entry("a", "U8", "[4]", "[0,4]") + "," + entry("b", "U8", "[4]", "[2,6]") + "}", 6), "a and b overlap"},
-      {"contained", file_of("{" + entry("a", "U8", "[6]", "[0,6]") + "," + entry("b", "U8", "[2]", "[2,4]") + "}", 6), "overlap"},
-      {"hole", file_of("{" + entry("a", "U8", "[2]", "[0,2]") + "," + entry("b", "U8", "[2]", "[4,6]") + "}", 6), "hole of 2"},
+      {"overlap", file_of("{" + entry("a", "U8", "[4]", "[0,4]") + "," + entry("b", "U8", "[4]", "[2,6]") + "}", 6),
+       "a and b overlap"},
+      {"contained", file_of("{" + entry("a", "U8", "[6]", "[0,6]") + "," + entry("b", "U8", "[2]", "[2,4]") + "}", 6),
+       "overlap"},
+      {"hole", file_of("{" + entry("a", "U8", "[2]", "[0,2]") + "," + entry("b", "U8", "[2]", "[4,6]") + "}", 6),
+       "hole of 2"},
       {"hole at the start", one("U8", "[2]", "[2,4]", 4), "hole"},
       {"data left over", one("U8", "[2]", "[0,2]", 5), "5 bytes of data"},
       {"data without tensors", file_of("{}", 5), "5 bytes of data"},
@@ -135,7 +141,8 @@ TEST(Checkpoint, IndexProblems) {
   EXPECT_ERROR(Checkpoint::open(dir.path()), ErrorCode::kIo, "twice");
   dir.write("model.safetensors.index.json", index_of(""));
   EXPECT_ERROR(Checkpoint::open(dir.path()), ErrorCode::kIo, "weight_map");
-  dir.write("two.safetensors", file_of("{" + entry("a", "U8", "[1]", "[0,1]") + "," + entry("b", "U8", "[1]", "[1,2]") + "}", 2));
+  dir.write("two.safetensors",
+            file_of("{" + entry("a", "U8", "[1]", "[0,1]") + "," + entry("b", "U8", "[1]", "[1,2]") + "}", 2));
   dir.write("model.safetensors.index.json", index_of("\"a\":\"one.safetensors\",\"b\":\"two.safetensors\""));
   EXPECT_ERROR(Checkpoint::open(dir.path()), ErrorCode::kIo, "tensor a is also in one.safetensors");
 }

@@ -34,19 +34,23 @@ class TempDir {
   std::filesystem::path path_;
 };
 
-inline std::filesystem::path model_dir(const std::string& name) { return std::filesystem::path(KADENCE_SOURCE_DIR) / "models" / name; }
+inline std::filesystem::path model_dir(const std::string& name) {
+  return std::filesystem::path(KADENCE_SOURCE_DIR) / "models" / name;
+}
 
 // Runs `f`, which must throw base::Error with `code` and every one of `parts` in its message.
-#define EXPECT_ERROR(statement, error_code, ...)                                             \
-  do {                                                                                       \
-    try {                                                                                    \
-      statement;                                                                             \
-      ADD_FAILURE() << "no error from " #statement;                                          \
-    } catch (const ::kadence::base::Error& e_) {                                             \
-      EXPECT_EQ(::kadence::base::to_string(e_.code()), std::string(::kadence::base::to_string(error_code))) << e_.what(); \
-      for (const std::string& part_ : std::initializer_list<std::string>{__VA_ARGS__})       \
-        EXPECT_NE(std::string(e_.what()).find(part_), std::string::npos) << "wanted " << part_ << " in: " << e_.what(); \
-    }                                                                                        \
+#define EXPECT_ERROR(statement, error_code, ...)                                                            \
+  do {                                                                                                      \
+    try {                                                                                                   \
+      statement;                                                                                            \
+      ADD_FAILURE() << "no error from " #statement;                                                         \
+    } catch (const ::kadence::base::Error& e_) {                                                            \
+      EXPECT_EQ(::kadence::base::to_string(e_.code()), std::string(::kadence::base::to_string(error_code))) \
+          << e_.what();                                                                                     \
+      for (const std::string& part_ : std::initializer_list<std::string>{__VA_ARGS__})                      \
+        EXPECT_NE(std::string(e_.what()).find(part_), std::string::npos)                                    \
+            << "wanted " << part_ << " in: " << e_.what();                                                  \
+    }                                                                                                       \
   } while (0)
 
 }  // namespace kadence::model

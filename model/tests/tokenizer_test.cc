@@ -49,8 +49,11 @@ std::string tiktoken_text() {
 }
 
 std::string random_text(base::Rng& rng, size_t length) {
-  static const std::vector<std::string> words = {"the", " quick", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "123", "4567", "\xc3\xa9", "\xe6\xbc\xa2", "\xf0\x9f\x98\x80",
-                                                 "Abc", "XYZ", "...", "--", "_", "\xe2\x80\x94", "\xc2\xa0", "\xe3\x80\x80", "\x0b", "\xc2\x85", "<|im_end|>", "e\xcc\x81", "\xed\x95\x9c"};
+  static const std::vector<std::string> words = {
+      "the",          " quick", "'s",       "'LL",        " ",         "  ",           "\n",
+      "\r\n",         "\t",     "123",      "4567",       "\xc3\xa9",  "\xe6\xbc\xa2", "\xf0\x9f\x98\x80",
+      "Abc",          "XYZ",    "...",      "--",         "_",         "\xe2\x80\x94", "\xc2\xa0",
+      "\xe3\x80\x80", "\x0b",   "\xc2\x85", "<|im_end|>", "e\xcc\x81", "\xed\x95\x9c"};
   std::string s;
   while (s.size() < length) {
     if (rng.below(4) == 0)
@@ -70,7 +73,8 @@ TEST(Tokenizer, GoldenStrings) {
       EXPECT_EQ(tiny().decode(ids), t["decoded"].get<std::string>());
     }
   }
-  for (const Json& p : golden()["prompts"]) EXPECT_EQ(tiny().encode(p["text"].get<std::string>(), true), p["token_ids"].get<std::vector<int32_t>>());
+  for (const Json& p : golden()["prompts"])
+    EXPECT_EQ(tiny().encode(p["text"].get<std::string>(), true), p["token_ids"].get<std::vector<int32_t>>());
   EXPECT_EQ(tiny().vocab_size(), 4096);
 }
 
@@ -99,14 +103,16 @@ TEST(Tokenizer, AnyTextRoundTripsAndInvalidBytesBecomeReplacements) {
     EXPECT_EQ(tiny().decode(tiny().encode(bytes, true)), utf8_lossy(bytes));
   }
   // One replacement per maximal ill-formed subpart: U+D800's three bytes are three, a cut character is one.
-  EXPECT_EQ(utf8_lossy("\xed\xa0\x80|\xe2\x82|\xf0\x9f\x98|\xc0\xaf|\xf5"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd|\xef\xbf\xbd|\xef\xbf\xbd|\xef\xbf\xbd\xef\xbf\xbd|\xef\xbf\xbd");
+  EXPECT_EQ(utf8_lossy("\xed\xa0\x80|\xe2\x82|\xf0\x9f\x98|\xc0\xaf|\xf5"),
+            "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd|\xef\xbf\xbd|\xef\xbf\xbd|\xef\xbf\xbd\xef\xbf\xbd|\xef\xbf\xbd");
 }
 
 TEST(Tokenizer, StreamDecoderNeverCutsACharacter) {
   base::Rng rng(4);
   for (int i = 0; i < 100; ++i) {
     std::vector<int32_t> ids;
-    for (size_t j = rng.below(80); j > 0; --j) ids.push_back(static_cast<int32_t>(rng.below(3) ? rng.below(256) : rng.below(4096)));
+    for (size_t j = rng.below(80); j > 0; --j)
+      ids.push_back(static_cast<int32_t>(rng.below(3) ? rng.below(256) : rng.below(4096)));
     StreamDecoder stream(tiny(), true);
     std::string all;
     for (const int32_t id : ids) {
@@ -122,13 +128,15 @@ TEST(Tokenizer, StreamDecoderNeverCutsACharacter) {
 TEST(Tokenizer, TiktokenFileOfTheSameVocabularyGivesTheSameIds) {
   TempDir dir;
   const auto file = dir.write("tiktoken.model", tiktoken_text());
-  const auto config = dir.write("tokenizer_config.json", read_file(model_dir("kadence-tiny") / "tokenizer_config.json", 1 << 20));
+  const auto config =
+      dir.write("tokenizer_config.json", read_file(model_dir("kadence-tiny") / "tokenizer_config.json", 1 << 20));
   const std::string pattern = tiny_json()["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
   const auto t = load_tiktoken(file, config, pattern);
   for (const Json& g : golden()["tokenizer"]) {
     EXPECT_EQ(t->encode(g["text"].get<std::string>(), true), g["ids"].get<std::vector<int32_t>>());
   }
-  for (const Json& p : golden()["prompts"]) EXPECT_EQ(t->encode(p["text"].get<std::string>(), true), p["token_ids"].get<std::vector<int32_t>>());
+  for (const Json& p : golden()["prompts"])
+    EXPECT_EQ(t->encode(p["text"].get<std::string>(), true), p["token_ids"].get<std::vector<int32_t>>());
   base::Rng rng(5);
   for (int i = 0; i < 100; ++i) {
     const std::string text = random_text(rng, 200);
@@ -148,20 +156,28 @@ std::vector<std::string> kimi_pieces(const std::string& text) {
 
 TEST(Tokenizer, KimiPattern) {
   using V = std::vector<std::string>;
-  EXPECT_EQ(kimi_pieces("Tell me about the french revolution."), (V{"Tell", " me", " about", " the", " french", " revolution", "."}));
-  EXPECT_EQ(kimi_pieces("\xe6\xbc\xa2\xe5\xad\x97" "abc\xe6\xbc\xa2"), (V{"\xe6\xbc\xa2\xe5\xad\x97", "abc", "\xe6\xbc\xa2"}));  // Han apart
+  EXPECT_EQ(kimi_pieces("Tell me about the french revolution."),
+            (V{"Tell", " me", " about", " the", " french", " revolution", "."}));
+  EXPECT_EQ(kimi_pieces("\xe6\xbc\xa2\xe5\xad\x97"
+                        "abc\xe6\xbc\xa2"),
+            (V{"\xe6\xbc\xa2\xe5\xad\x97", "abc", "\xe6\xbc\xa2"}));  // Han apart
   EXPECT_EQ(kimi_pieces("CamelCase I'll DON'T"), (V{"Camel", "Case", " I'll", " DON'T"}));
   EXPECT_EQ(kimi_pieces("12345 x"), (V{"123", "45", " x"}));
   EXPECT_EQ(kimi_pieces("a  b"), (V{"a", " ", " b"}));
   EXPECT_EQ(kimi_pieces("a \n\n b"), (V{"a", " \n\n", " b"}));
   EXPECT_EQ(kimi_pieces("!!\n\nx"), (V{"!!\n\n", "x"}));
-  EXPECT_EQ(kimi_pieces("a\x0b\x0b" "b"), (V{"a", "\x0b", "\x0b" "b"}));  // U+000B is white space here, unlike in ICU's \s
+  EXPECT_EQ(kimi_pieces("a\x0b\x0b"
+                        "b"),
+            (V{"a", "\x0b",
+               "\x0b"
+               "b"}));  // U+000B is white space here, unlike in ICU's \s
 }
 
 TEST(Tokenizer, TiktokenCutsHugeTextsWithoutChangingBytes) {
   TempDir dir;
   const auto t = load_tiktoken(dir.write("tiktoken.model", tiktoken_text()), {});
-  for (const std::string& text : {std::string(30'000, 'a'), std::string(60'000, ' '), std::string(450'000, '\n') + "x"}) EXPECT_EQ(t->decode(t->encode(text, false)), text);
+  for (const std::string& text : {std::string(30'000, 'a'), std::string(60'000, ' '), std::string(450'000, '\n') + "x"})
+    EXPECT_EQ(t->decode(t->encode(text, false)), text);
   // A run one over the cut makes one cut: the first 25,000 are merged on their own.
   const std::string run(25'001, 'a');
   std::vector<int32_t> want = t->encode(run.substr(0, 25'000), false), rest = t->encode("a", false);
@@ -215,12 +231,14 @@ TEST(TokenizerJson, MergesAsStringsAreTheSame) {
   Json j = tiny_json();
   for (Json& m : j["model"]["merges"]) m = m[0].get<std::string>() + " " + m[1].get<std::string>();
   const auto t = from(j);
-  for (const Json& g : golden()["tokenizer"]) EXPECT_EQ(t->encode(g["text"].get<std::string>(), true), g["ids"].get<std::vector<int32_t>>());
+  for (const Json& g : golden()["tokenizer"])
+    EXPECT_EQ(t->encode(g["text"].get<std::string>(), true), g["ids"].get<std::vector<int32_t>>());
 }
 
 TEST(TokenizerJson, AddedTokensWithFlags) {
   Json j = tiny_json();
-  j["added_tokens"].push_back({{"id", 4100}, {"content", "<mask>"}, {"special", false}, {"lstrip", true}, {"rstrip", true}});
+  j["added_tokens"].push_back(
+      {{"id", 4100}, {"content", "<mask>"}, {"special", false}, {"lstrip", true}, {"rstrip", true}});
   j["added_tokens"].push_back({{"id", 4101}, {"content", "<mask>>"}, {"special", false}});
   const auto t = from(j);
   EXPECT_EQ(t->encode("  <mask>\n ", false), (std::vector<int32_t>{4100}));  // not special: found in either mode
@@ -287,8 +305,12 @@ TEST(Tiktoken, BrokenFilesAreRefused) {
   refuse(good + "YWJj -1\n", "out of range");
   refuse("YQ== 0\n", "no token for byte");
   dir.write("tiktoken.model", good);
-  EXPECT_ERROR(load_tiktoken(dir.path() / "tiktoken.model", dir.write("c.json", "{\"added_tokens_decoder\":{\"x\":{}}}")), ErrorCode::kInvalidArgument, "added_tokens_decoder");
-  EXPECT_ERROR(load_tiktoken(dir.path() / "tiktoken.model", dir.write("c.json", "{\"added_tokens_decoder\":{\"4090\":{\"content\":3}}}")), ErrorCode::kInvalidArgument, "content");
+  EXPECT_ERROR(
+      load_tiktoken(dir.path() / "tiktoken.model", dir.write("c.json", "{\"added_tokens_decoder\":{\"x\":{}}}")),
+      ErrorCode::kInvalidArgument, "added_tokens_decoder");
+  EXPECT_ERROR(load_tiktoken(dir.path() / "tiktoken.model",
+                             dir.write("c.json", "{\"added_tokens_decoder\":{\"4090\":{\"content\":3}}}")),
+               ErrorCode::kInvalidArgument, "content");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -324,13 +346,17 @@ TEST(Chat, ControlTokensInContentStayText) {
 
 TEST(Chat, ToolsCallsAndResults) {
   const auto chat = kimi_chat();
-  const std::string tools = "[ {\"type\": \"function\", \"function\": {\"name\": \"f  g\", \"x\": [1.50, \"a \\\" b\"]}} ]";
-  const std::vector<ChatMessage> messages = {
-      {"user", "q", {}, ""}, {"assistant", "", {{"functions.f:0", "f", "{\"a\": 1}"}}, ""}, {"tool", "42", {}, "functions.f:0"}};
+  const std::string tools =
+      "[ {\"type\": \"function\", \"function\": {\"name\": \"f  g\", \"x\": [1.50, \"a \\\" b\"]}} ]";
+  const std::vector<ChatMessage> messages = {{"user", "q", {}, ""},
+                                             {"assistant", "", {{"functions.f:0", "f", "{\"a\": 1}"}}, ""},
+                                             {"tool", "42", {}, "functions.f:0"}};
   EXPECT_EQ(chat->render(messages, tools, true),
-            "<|im_system|>tool_declare<|im_middle|>[{\"type\":\"function\",\"function\":{\"name\":\"f  g\",\"x\":[1.50,\"a \\\" b\"]}}]<|im_end|>"
+            "<|im_system|>tool_declare<|im_middle|>[{\"type\":\"function\",\"function\":{\"name\":\"f  "
+            "g\",\"x\":[1.50,\"a \\\" b\"]}}]<|im_end|>"
             "<|im_user|>user<|im_middle|>q<|im_end|>"
-            "<|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}"
+            "<|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_"
+            "call_argument_begin|>{\"a\": 1}"
             "<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
             "<|im_system|>tool<|im_middle|>## Return of functions.f:0\n42<|im_end|>"
             "<|im_assistant|>assistant<|im_middle|>");

@@ -28,6 +28,15 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t bar, uint32_t parity)
                : "memory");
   return ok != 0;
 }
+// The same without waiting.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity) {
+  uint32_t ok;
+  asm volatile("{.reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;}"
+               : "=r"(ok)
+               : "r"(bar), "r"(parity)
+               : "memory");
+  return ok != 0;
+}
 // Bounded in debug builds: a lost arrival becomes an error of the launch instead of a hang.
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
 #ifdef KADENCE_DEBUG_WAITS

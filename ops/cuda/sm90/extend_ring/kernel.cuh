@@ -52,9 +52,12 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
     const int token = __shfl_sync(~0u, tokens, at & 31), head = __shfl_sync(~0u, heads, at & 31);
     if (token < 0) break;
     if (at >= kScanStages) {
+      // A slot's place in the ring is free once it has been read into its stage.
+      const int before = stage == 0 ? kScanStages - 1 : stage - 1;
+      const bool arrived = mbarrier_test_wait(full + before * 8, before > stage ? phase : phase ^ 1);
+      if (l == 0 && arrived) st_relaxed_gpu(consumed, at);
       mbarrier_wait(empty + stage * 8, phase);
-      // The stage's slot was read long before its consumers were done, so its place in the ring is free.
-      if (l == 0) st_relaxed_gpu(consumed, at - kScanStages + 1);
+      if (l == 0 && !arrived) st_relaxed_gpu(consumed, at - kScanStages + 1);
     }
     if (kProbe != 2 && known == at) {
       do {
@@ -136,19 +139,19 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
                                         int tid, int barrier) {
   ChunkPrep<kGate, kExact, kDecayF32> prep(p, base, tid, barrier);
   RawChunk<kDecayF32> raw;
-  bool more;
+  int count, next_count = 0;  // tokens; 0: no more items
   const auto load = [&](int turn) {
     const int slot = turn % kMailSlots;
     mbarrier_wait(bars.announced + slot * 8, turn / kMailSlots & 1);
     const Item& item = mail.items[slot];
-    more = item.at >= 0;
-    if (more) load_raw<kGate>(raw, p, item.head, item.info.token, item.info.count, tid);
+    next_count = item.info.count;
+    if (next_count > 0) load_raw<kGate>(raw, p, item.head, item.info.token, next_count, tid);
   };
   load(0);
 #pragma unroll 1
-  for (int turn = 0; more; ++turn) {
+  for (int turn = 0; (count = next_count) > 0; ++turn) {
     prep.run(
-        raw, turn,
+        raw, count, turn,
         [&] {
           if (turn > 0) mbarrier_wait(bars.free, (turn - 1) & 1);
         },
@@ -180,12 +183,11 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
     mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
   };
   announce(0);
-  announce(1);
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
     const Item& item = mail.items[turn % kMailSlots];
     if (item.at < 0) break;
-    announce(turn + 2);
+    announce(turn + 1);
     const uint32_t* consumed = p.consumed + item.chain * 2;
     const int slot = item.chain * depth + item.at % depth;
     mbarrier_wait(bars.complete, turn & 1);

@@ -30,7 +30,8 @@ struct RawChunk;
 template <>
 struct RawChunk<false> {
   uint2 k[8], q[8], g[8];
-  float beta, a_log;
+  uint32_t beta;  // bits as stored
+  float a_log;
   float4 bias;
   __device__ float4 decay(int i) const {
     return make_float4(bf16_lo(g[i].x), bf16_hi(g[i].x), bf16_lo(g[i].y), bf16_hi(g[i].y));
@@ -40,7 +41,8 @@ template <>
 struct RawChunk<true> {
   uint2 k[8], q[8];
   float4 g[8];
-  float beta, a_log;
+  uint32_t beta;  // bits as stored
+  float a_log;
   float4 bias;
   __device__ float4 decay(int i) const { return g[i]; }
 };
@@ -80,11 +82,11 @@ __device__ __forceinline__ void load_raw(RawChunk<kDecayF32>& raw, const RingPar
       raw.q[i] = in ? __ldg(reinterpret_cast<const uint2*>(q)) : make_uint2(0, 0);
     }
   }
-  raw.beta = p.beta_given ? 0.0f : -INFINITY;
+  raw.beta = 0;
   if (tid < count) {
     const int64_t at = (token + tid) * p.beta_pitch + head;
-    raw.beta = p.beta_fp32 ? __ldg(static_cast<const float*>(p.beta) + at)
-                           : __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(p.beta) + at));
+    raw.beta = p.beta_fp32 ? __ldg(static_cast<const uint32_t*>(p.beta) + at)
+                           : __ldg(static_cast<const uint16_t*>(p.beta) + at);
   }
   if constexpr (kGate != KdaGate::kGivenLogDecay) {
     raw.a_log = __ldg(p.a_log + head);
@@ -171,12 +173,13 @@ struct ChunkPrep {
   // All of it but the hand-over. before_writes runs before the slot image is overwritten, after_factors once the
   // inputs are consumed; both by all threads.
   template <class BeforeWrites, class AfterFactors>
-  __device__ __forceinline__ void run(const RawChunk<kDecayF32>& raw, int turn, BeforeWrites before_writes,
+  __device__ __forceinline__ void run(const RawChunk<kDecayF32>& raw, int count, int turn, BeforeWrites before_writes,
                                       AfterFactors after_factors) {
     beta_place = base + Prep::kBeta + (turn & 1) * 128;
     if (tid < 32) {
-      const float beta = p.beta_given ? raw.beta : rcp_approx(1.0f + exp2_approx(-kLog2E * raw.beta));
-      st_shared(beta_place + tid * 4, p.beta_doubled ? 2.0f * beta : beta);
+      const float x = __uint_as_float(p.beta_fp32 ? raw.beta : raw.beta << 16);
+      const float beta = p.beta_given ? x : rcp_approx(1.0f + exp2_approx(-kLog2E * x));
+      st_shared(beta_place + tid * 4, tid >= count ? 0.0f : p.beta_doubled ? 2.0f * beta : beta);
     }
     float g[8][4];  // log2 decay; cumulated over this warp's tokens unless the exact path may need single tokens
     float total[4] = {0, 0, 0, 0};
@@ -226,10 +229,7 @@ struct ChunkPrep {
       const float4 after = w == 0 ? s1 : w == 2 ? s3 : make_float4(0, 0, 0, 0);
       exact_factors(raw, g, inverse_norm, before, after, e_first, e_second);
     } else {
-      if (w < 2)
-        anchored_factors<false>(raw, g, inverse_norm, before, e_first, e_second);
-      else
-        anchored_factors<true>(raw, g, inverse_norm, before, e_first, e_second);
+      anchored_factors(raw, g, inverse_norm, before, e_first, e_second);
     }
     after_factors();
     sync();
@@ -255,19 +255,27 @@ struct ChunkPrep {
     return rsqrt_approx(n[0] + __shfl_xor_sync(~0u, n[0], 16) + kL2NormEps) * ((l & 8) ? p.scale : -1.0f);
   }
 
-  // kd, qd, k 2^-p and the two decayed key tiles from exponents of both signs around the anchors.
-  template <bool kSecond>
+  // kd, qd, k 2^-p and the two decayed key tiles from exponents of both signs around the anchors. One code path for
+  // both halves of the chunk: what only one of them needs is computed by both, which costs less than branches.
   __device__ __forceinline__ void anchored_factors(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
                                                    float inverse_norm, float4 before, const float (&e_first)[4],
                                                    const float (&e_second)[4]) const {
-    float run[4] = {before.x, before.y, before.z, before.w};
+    const bool second = w >= 2;
+    float run[4] = {before.x, before.y, before.z, before.w}, state[4], update[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      state[c] = second ? e_first[c] : 1.0f, update[c] = second ? e_second[c] : e_first[c] * e_second[c];
+    const uint32_t corner = lane_place(Prep::kCornerKeys, 2048, (w & 1) * 8),
+                   half = lane_place(Prep::kSecondHalf, 2048, (w & 1) * 8);
+    const uint32_t inverse = lane_place(Prep::kInverseKeys, 4096, w * 8),
+                   keys = lane_place(Slot::kKeyQuery, 8192, w * 8);
+    const uint32_t updates = lane_place(Prep::kUpdateKeys, 4096, w * 8);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int r = w * 8 + i;
       const float rk = __shfl_sync(~0u, inverse_norm, i), rq = __shfl_sync(~0u, inverse_norm, 8 + i);
       const float k[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
       const float q[4] = {bf16_lo(raw.q[i].x), bf16_hi(raw.q[i].x), bf16_lo(raw.q[i].y), bf16_hi(raw.q[i].y)};
-      float kp[4], qp[4], km[4], kr[4];
+      float kp[4], qp[4], km[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         float pc;
@@ -278,19 +286,21 @@ struct ChunkPrep {
         const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk;  // kn = -k / |k|
         kp[c] = kn * e, qp[c] = q[c] * rq * e, km[c] = -kn * f;
       }
-      st_shared_v2(lane_place(Prep::kInverseKeys, 4096, r), pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
-      if constexpr (!kSecond) {
-        store_state_factors(r, kp, qp);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) km[c] *= e_first[c], kr[c] = km[c] * e_second[c];
-        st_shared_v2(lane_place(Prep::kCornerKeys, 2048, r), pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
+      // Row i of a group of eight: its 16-byte pieces are swapped by i, and nothing carries past them.
+      const auto at = [&](uint32_t first) { return (first + i * 128) ^ (i << 4); };
+      st_shared_v2(at(inverse), pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
+      if (second) {
+        st_shared_v2(at(half), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
+        st_shared_v2(at(half) + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
       } else {
-        store_second_half(r - 16, kp, qp);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) kp[c] *= e_first[c], qp[c] *= e_first[c], kr[c] = km[c] * e_second[c];
-        store_state_factors(r, kp, qp);
+        st_shared_v2(at(corner), pack_bf16(km[0] * e_first[0], km[1] * e_first[1]),
+                     pack_bf16(km[2] * e_first[2], km[3] * e_first[3]));
       }
-      st_shared_v2(lane_place(Prep::kUpdateKeys, 4096, r), pack_f16(kr[0], kr[1]), pack_f16(kr[2], kr[3]));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) kp[c] *= state[c], qp[c] *= state[c], km[c] *= update[c];
+      st_shared_v2(at(keys), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
+      st_shared_v2(at(keys) + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
+      st_shared_v2(at(updates), pack_f16(km[0], km[1]), pack_f16(km[2], km[3]));
     }
   }
 

@@ -120,8 +120,7 @@ std::optional<SlotId> Engine::Impl::reserve_checkpoint(bool for_replay) {
   return states.allocate(state::SlotUse::kReserved);
 }
 
-void Engine::Impl::publish(Request& r, int64_t depth, SlotId slot, state::Origin origin) {
-  states.set_stamp(slot, {.depth = depth, .written = true, .accepted = true, .origin = origin});
+void Engine::Impl::publish(Request& r, int64_t depth, SlotId slot) {
   states.require_publishable(slot, depth, exact());
   const auto key = std::span(r.tokens).first(static_cast<size_t>(depth));
   const auto count = static_cast<size_t>(depth / options.page_size);

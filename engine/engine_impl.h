@@ -54,7 +54,8 @@ struct Engine::Impl {
   bool make_room_for_slot();
   bool take_page(Request& r);
   std::optional<SlotId> reserve_checkpoint(bool for_replay);
-  void publish(Request& r, int64_t depth, SlotId slot, state::Origin origin);
+  // `slot` (reserved, stamped) under the first `depth` tokens of `r`, with their pages. Throws if the stamp disagrees.
+  void publish(Request& r, int64_t depth, SlotId slot);
   void count_lookup(Request& r, const prefix::MatchResult& match);
   void release(const prefix::Evicted& evicted);
   void release_all(Request& r);

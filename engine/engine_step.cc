@@ -26,6 +26,11 @@ bool all_finite(std::span<const float> v) {
   return sum == 0.0f;
 }
 
+std::string problem(const std::string& error, const auto& result) {
+  if (!error.empty()) return error;
+  return "NaN or infinite logits at position " + std::to_string(result.bad_position);
+}
+
 }  // namespace
 
 SchedulerState Engine::Impl::view() const {
@@ -152,18 +157,14 @@ void Engine::Impl::run_extend(std::vector<ExtendRow>& rows) {
         replay.reset();
         ++counters.replays_dropped;
       } else {
-        finish(
-            r, FinishReason::kError,
-            !error.empty() ? error : "NaN or infinite logits at position " + std::to_string(results[i].bad_position));
+        finish(r, FinishReason::kError, problem(error, results[i]));
       }
       continue;
     }
     r.computed = row.end();
     r.resume = SlotId();
-    states.set_stamp(r.slot,
-                     {.depth = r.computed, .written = true, .accepted = true, .origin = state::Origin::kExtend});
     (r.replay ? counters.replayed_tokens : counters.prefill_tokens) += row.tokens;
-    for (const CheckpointTarget& c : row.checkpoints) publish(r, c.depth, c.slot, state::Origin::kExtend);
+    for (const CheckpointTarget& c : row.checkpoints) publish(r, c.depth, c.slot);
     if (r.computed < r.prompt) continue;
     if (r.replay) {
       release_all(r);
@@ -209,14 +210,12 @@ void Engine::Impl::run_decode(const std::vector<Request*>& rows) {
     if (!error.empty() || results[i].bad) {
       if (tracked[i].valid()) states.release(tracked[i]);
       if (error.empty()) ++counters.nan_alarms;
-      finish(r, FinishReason::kError,
-             !error.empty() ? error : "NaN or infinite logits at position " + std::to_string(results[i].bad_position));
+      finish(r, FinishReason::kError, problem(error, results[i]));
       continue;
     }
     ++r.computed;
     ++counters.decode_tokens;
-    states.set_stamp(r.slot, {.depth = r.computed, .written = true, .accepted = true, .origin = state::Origin::kStep});
-    if (tracked[i].valid()) publish(r, r.computed, tracked[i], state::Origin::kStep);
+    if (tracked[i].valid()) publish(r, r.computed, tracked[i]);
     if (results[i].token) accept_token(r, results[i]);
   }
 }

@@ -6,8 +6,9 @@
 
 namespace kadence::engine {
 
-Executor::Executor(model::Model& model, const state::StatePool& states, const state::KvPool& pages,
-                   device::Stream& stream)
+using base::SlotId;
+
+Executor::Executor(model::Model& model, state::StatePool& states, const state::KvPool& pages, device::Stream& stream)
     : model_(model), states_(states), stream_(stream) {
   const state::StateShape& s = states.shape();
   views_.states = {states.states(),           s.state_dtype, states.slots(),
@@ -20,12 +21,31 @@ Executor::Executor(model::Model& model, const state::StatePool& states, const st
 }
 
 void Executor::forward(const model::ForwardBatch& batch, const model::LogitsSink& sink) {
+  for (size_t i = 0; i < batch.start.size(); ++i) {
+    if (batch.state_in[i] >= 0) states_.require_publishable(SlotId(batch.state_in[i]), batch.start[i], false);
+  }
   model_.forward(batch, views_, sink, stream_);
   stream_.synchronize();
+  const bool extend = batch.phase == ops::GemmPhase::kPrefill;
+  const auto stamp = [&](int32_t slot, int64_t depth) {
+    states_.set_stamp(SlotId(slot), {.depth = depth,
+                                     .written = true,
+                                     .accepted = true,
+                                     .origin = extend ? state::Origin::kExtend : state::Origin::kStep});
+  };
+  for (size_t i = 0; i < batch.start.size(); ++i) {
+    for (auto c = static_cast<size_t>(batch.ckpt_begin[i]); c < static_cast<size_t>(batch.ckpt_begin[i + 1]); ++c) {
+      stamp(batch.ckpt_slot[c], batch.start[i] + batch.ckpt_depth[c]);
+    }
+    stamp(batch.state_out[i], batch.start[i] + batch.seq_begin[i + 1] - batch.seq_begin[i]);
+  }
 }
 
 void Executor::run(const state::CopyPlan& plan) {
   if (plan.empty()) return;
+  for (size_t i = 0; i < plan.src().size(); ++i) {
+    states_.set_stamp(SlotId(plan.dst()[i]), states_.stamp(SlotId(plan.src()[i])));
+  }
   const state::StateShape& s = states_.shape();
   if (s.layers == 0) return;
   std::vector<int32_t> lists = plan.src();

@@ -101,7 +101,7 @@ static_assert(kSharedBytes <= 232448);
 
 // Offsets inside the workspace; a function of host facts alone.
 struct Workspace {
-  size_t slots = 0, schedule = 0, rows = 0, spans = 0, chunks = 0, ready = 0, consumed = 0, claimed = 0, bytes = 0;
+  size_t slots = 0, schedule = 0, rows = 0, spans = 0, chunks = 0, ready = 0, consumed = 0, bytes = 0;
 };
 
 // Host facts of a launch, decided by the plan.

@@ -118,7 +118,7 @@ __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& 
 
 // What the mover of a preparing warpgroup tells it. Position -1: no more items.
 struct Item {
-  int at, chain, head;
+  int at, head;
   ChunkInfo info;
 };
 struct Mail {
@@ -163,39 +163,33 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
 }
 
 // --- warpgroup 3, warps 1 and 2: hand out the items of a preparing warpgroup and carry its slots to the ring ---------
+// A warpgroup serves one chain and takes turns with the others that serve it. Serving several chains would let a chain
+// that lags hold up the rest: a warpgroup waits for room with the slot of one chain while another chain starves.
 __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& c, uint32_t base, Mail& mail,
-                                           const PrepBarriers& bars) {
-  const int chains = c.lanes * c.heads, depth = c.depth, end = c.longest * c.passes * chains;
-  // Items are numbered in the order (position, chain): what is scanned first is prepared first.
-  bool last = false;
+                                           const PrepBarriers& bars, int group, int groups) {
+  const int chains = c.lanes * c.heads, depth = c.depth;
+  const int chain = group % chains, step = (groups - 1 - chain) / chains + 1;
+  const uint32_t* consumed = p.consumed + chain * 2;
   const auto announce = [&](int turn) {
-    if (last) return;
-    Item item{-1, 0, 0, {0, 0}};
-    while (item.at < 0) {
-      const int number = static_cast<int>(atomicAdd(p.claimed, 1));
-      if (number >= end) break;
-      const int at = number / chains, chain = number - at * chains;
-      const Place place = place_of(c, p, chain, at);
-      if (place.chunk >= 0) item = {at, chain, place.head, p.chunk_info[place.chunk]};
-    }
-    last = item.at < 0;
+    const int at = group / chains + turn * step;
+    const Place place = place_of(c, p, chain, at);
+    Item item{-1, 0, {0, 0}};
+    if (place.chunk >= 0) item = {at, place.head, p.chunk_info[place.chunk]};
     mail.items[turn % kMailSlots] = item;
     mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
   };
   announce(0);
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
-    const Item& item = mail.items[turn % kMailSlots];
-    if (item.at < 0) break;
+    const int at = mail.items[turn % kMailSlots].at, slot = chain * depth + at % depth;
+    if (at < 0) break;
     announce(turn + 1);
-    const uint32_t* consumed = p.consumed + item.chain * 2;
-    const int slot = item.chain * depth + item.at % depth;
     mbarrier_wait(bars.complete, turn & 1);
 #ifdef KADENCE_DEBUG_WAITS
     int polls = 0;
 #endif
     while (kProbe != 1 &&
-           static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) < item.at - depth + 1) {
+           static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) < at - depth + 1) {
       __nanosleep(32);
 #ifdef KADENCE_DEBUG_WAITS
       if (++polls > (1 << 23)) __trap();
@@ -208,7 +202,7 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
     mbarrier_arrive(bars.free);
     bulk_wait<0>();
     fence_proxy_async_global();
-    st_release_gpu(p.ready + slot, static_cast<uint32_t>(item.at + 1));
+    st_release_gpu(p.ready + slot, static_cast<uint32_t>(at + 1));
   }
 }
 
@@ -249,7 +243,9 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       const int offset = kSharedScan + (warp - 1) * Prep::kBytes;
       if (kProbe != 2 && cta >= c.prep_first && c.longest > 0)
         move_slots(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
-                   PrepBarriers(shared, warp - 1));
+                   PrepBarriers(shared, warp - 1),
+                   (warp - 1) * (static_cast<int>(gridDim.x) - c.prep_first) + cta - c.prep_first,
+                   kPrepGroups * (static_cast<int>(gridDim.x) - c.prep_first));
     }
   } else {
     setmaxnreg_inc<kPrepRegisters>();

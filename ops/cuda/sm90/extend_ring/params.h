@@ -27,7 +27,7 @@ struct RowsParams {
   RowInfo* row_info;
   ChunkInfo* chunk_info;
   Span* spans;
-  uint32_t *ready, *consumed, *claimed;
+  uint32_t *ready, *consumed;
 };
 
 struct RingParams {
@@ -46,7 +46,6 @@ struct RingParams {
   const ChunkInfo* chunk_info;
   const Span* spans;
   uint32_t *ready, *consumed;  // [chain][depth], [chain][2]
-  uint32_t* claimed;           // [1], items of preparation handed out
   uint8_t* slots;
 };
 

@@ -84,7 +84,6 @@ Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
   w.chunks = place((static_cast<size_t>(problem.bounds.max_tokens) / kChunk + rows) * sizeof(ChunkInfo));
   w.ready = place(static_cast<size_t>(shape.ring_slots) * sizeof(uint32_t));
   w.consumed = place(chains * 2 * sizeof(uint32_t));
-  w.claimed = place(sizeof(uint32_t));
   w.bytes = at;
   return w;
 }
@@ -121,7 +120,6 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
   rows.spans = reinterpret_cast<Span*>(base + w.spans);
   rows.ready = reinterpret_cast<uint32_t*>(base + w.ready);
   rows.consumed = reinterpret_cast<uint32_t*>(base + w.consumed);
-  rows.claimed = reinterpret_cast<uint32_t*>(base + w.claimed);
   launch_rows(rows, stream);
 
   RingParams ring{};
@@ -143,7 +141,7 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
   ring.ckpt_depth = a.metadata.ckpt_depth, ring.ckpt_slot = a.metadata.ckpt_slot;
   ring.schedule = rows.schedule, ring.row_info = rows.row_info, ring.chunk_info = rows.chunk_info,
   ring.spans = rows.spans;
-  ring.ready = rows.ready, ring.consumed = rows.consumed, ring.claimed = rows.claimed;
+  ring.ready = rows.ready, ring.consumed = rows.consumed;
   ring.slots = reinterpret_cast<uint8_t*>(base + w.slots);
   launch_ring(decode(plan.variant_), ring, shape.ctas, stream);
 }

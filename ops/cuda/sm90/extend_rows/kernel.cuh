@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   const int total_ckpts = p.ckpt_begin && rows > 0 ? min(max(p.ckpt_begin[rows], 0), p.max_checkpoints) : 0;
   const RowReader reader{p, rows, total_ckpts};
 
-  if (tid == 0) span_count = 0, *p.claimed = 0;
+  if (tid == 0) span_count = 0;
   const int chains = p.shape.pass_heads * p.shape.max_lanes;
   for (int i = tid; i < p.shape.ring_slots; i += kRowThreads) p.ready[i] = 0;
   for (int i = tid; i < 2 * chains; i += kRowThreads) p.consumed[i] = 0;

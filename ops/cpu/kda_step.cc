@@ -30,7 +30,10 @@ void make_token(const KdaPlan& plan, const KdaKernels& kernels, const StepInputs
                      element(in.decay, token, int64_t{hv} * p.K, p.decay), p.decay, element(in.beta, token, hv, p.beta), p.beta, scratch, t);
 }
 
-size_t step_worker_floats(const KdaProblem& p) { return StepToken::floats(p.K) + static_cast<size_t>(p.K) + 2 * static_cast<size_t>(p.V) + 16; }
+// Rounded so that every worker's memory starts on a cache line.
+size_t round_floats(size_t n) { return (n + 15) / 16 * 16; }
+
+size_t step_worker_floats(const KdaProblem& p) { return round_floats(StepToken::floats(p.K) + static_cast<size_t>(p.K) + 2 * static_cast<size_t>(p.V)); }
 
 size_t node_floats(const KdaProblem& p) { return 2 * static_cast<size_t>(p.K) + p.V; }
 // decay [K], k [K], u [V] of a node.
@@ -40,7 +43,7 @@ float* node_data(const KdaProblem& p, const void* scratch, int64_t row, int hv, 
 
 size_t verify_worker_floats(const KdaProblem& p) {
   const size_t D = static_cast<size_t>(p.D), K = static_cast<size_t>(p.K), V = static_cast<size_t>(p.V);
-  return D * (StepToken::floats(p.K) + 2) + K + D * V * 2 + D * kBlockRows * K + 64;
+  return round_floats(D * (StepToken::floats(p.K) + 2)) + K + round_floats(D * V) * 2 + D * kBlockRows * K;
 }
 
 void zero_head(const KdaProblem& p, const TokenTensor& out, int64_t token, int hv) {
@@ -124,13 +127,11 @@ void verify(const KdaPlan& plan, const KdaVerifyArgs& a, device::Stream& stream)
     const int hv = static_cast<int>(task % p.HV);
     const int32_t drafts = live_nodes(row);
     const int32_t* parent = a.parent + row * p.D;
-    const size_t per_token = StepToken::floats(p.K) + 2;
     float* tokens = static_cast<float*>(a.workspace) + verify_worker_floats(p) * static_cast<size_t>(worker);
-    float* scratch = tokens + per_token * static_cast<size_t>(p.D);
-    scratch = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
+    float* scratch = tokens + round_floats((StepToken::floats(p.K) + 2) * static_cast<size_t>(p.D));
     float* values = scratch + p.K;
-    float* outs = values + static_cast<size_t>(p.D) * p.V;
-    float* states = outs + static_cast<size_t>(p.D) * p.V;
+    float* outs = values + round_floats(static_cast<size_t>(p.D) * p.V);
+    float* states = outs + round_floats(static_cast<size_t>(p.D) * p.V);
     bool good[kMaxDraftTokens];
     int32_t path[kMaxDraftTokens];
     const auto token_of = [&](int d) {

@@ -4,6 +4,8 @@
 #include <unicode/unistr.h>
 #include <unicode/uregex.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "model/utf8.h"
 
@@ -79,6 +81,8 @@ void SplitRegex::split(std::string_view text, Keep keep, std::vector<std::string
   const std::unique_ptr<URegularExpression, void (*)(URegularExpression*)> re(uregex_clone(impl_->compiled, &status),
                                                                               uregex_close);
   uregex_setStackLimit(re.get(), kRegexStackBytes, &status);
+  // Steps, not time: linear expressions never come near it, one that explodes on this text ends in an error.
+  uregex_setTimeLimit(re.get(), static_cast<int32_t>(std::min<size_t>(2'000'000'000, 10'000 + text.size())), &status);
   uregex_setText(re.get(), wide.data(), static_cast<int32_t>(wide.size()), &status);
 
   size_t byte = 0;
@@ -102,7 +106,8 @@ void SplitRegex::split(std::string_view text, Keep keep, std::vector<std::string
   }
   if (U_FAILURE(status))
     base::throw_error(
-        status == U_REGEX_STACK_OVERFLOW ? base::ErrorCode::kOutOfRange : base::ErrorCode::kInternal,
+        status == U_REGEX_STACK_OVERFLOW || status == U_REGEX_TIME_OUT ? base::ErrorCode::kOutOfRange
+                                                                       : base::ErrorCode::kInternal,
         std::string("splitting a text of ") + std::to_string(text.size()) + " bytes: " + u_errorName(status));
   if (at < text.size() && keep != Keep::kMatches) pieces.push_back(text.substr(at));
 }

@@ -21,7 +21,7 @@ class SplitRegex {
 
   enum class Keep { kAll, kMatches, kGaps };
   // Appends the pieces of `text` (valid UTF-8): matches and the gaps between them, in order, empty ones left out.
-  // Throws Error{kOutOfRange} when the expression needs more memory than it may have.
+  // Throws Error{kOutOfRange} when the expression needs more memory or steps than it may have.
   void split(std::string_view text, Keep keep, std::vector<std::string_view>& pieces) const;
 
  private:

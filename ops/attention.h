@@ -47,9 +47,10 @@ void latent_attention(GemmPhase phase, const AttentionShape& shape, const Attent
                       float* out, int64_t out_pitch, void* workspace, device::Stream& stream);
 size_t latent_attention_workspace(const AttentionShape& shape, int threads);
 
-// Rotary position embedding in place on x [T, heads, width] (pitch free, heads dense), the position of token t being
-// positions[t]. interleaved: pairs (2i, 2i+1), else (i, i+width/2).
+// Rotary position embedding in place on x [T, heads, width] (pitches free), the position of token t being
+// positions[t]. interleaved: pairs (2i, 2i+1), else (i, i+width/2). head_pitch: elements between heads, 0 = dense. One call
+// for all heads computes each angle once.
 void rope(float* x, int64_t x_pitch, int32_t heads, int32_t width, const int64_t* positions, int64_t tokens, double theta, bool interleaved,
-          device::Stream& stream);
+          device::Stream& stream, int64_t head_pitch = 0);
 
 }  // namespace kadence::ops

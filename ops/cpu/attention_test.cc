@@ -126,6 +126,7 @@ TEST_P(Attention, AgreesWithDouble) {
   for (const AttentionShape& shape : kShapes)
     for (const base::DType dtype : {base::DType::kF32, base::DType::kBF16, base::DType::kF16})
       for (const int32_t page_size : {16, 64, 100}) {
+        if (dtype != base::DType::kF32 && page_size == 64) continue;  // nothing new
         World w(shape, dtype, page_size, 1, 331, 5);
         const auto got = run(w, {{0, 0, 331}}, GemmPhase::kPrefill, stream);
         const int64_t od = shape.heads * shape.latent;
@@ -310,6 +311,15 @@ TEST(Rope, RotatesPairsByPosition) {
       for (int64_t c = heads * width; c < pitch; ++c) EXPECT_EQ(y[t * pitch + c], x[t * pitch + c]);
     }
   }
+  // Heads apart: the same as dense ones, and what lies between stays.
+  std::vector<float> dense(static_cast<size_t>(tokens * heads * width)),
+      apart(static_cast<size_t>(tokens * heads * 20), kGuard);
+  for (int64_t i = 0; i < tokens * heads; ++i)
+    for (int32_t d = 0; d < width; ++d) apart[i * 20 + d] = dense[i * width + d] = x[i * width + d];
+  rope(dense.data(), heads * width, heads, width, positions.data(), tokens, 10000.0, false, stream);
+  rope(apart.data(), heads * 20, heads, width, positions.data(), tokens, 10000.0, false, stream, 20);
+  for (int64_t i = 0; i < tokens * heads; ++i)
+    for (int32_t d = 0; d < 20; ++d) ASSERT_EQ(apart[i * 20 + d], d < width ? dense[i * width + d] : kGuard);
   EXPECT_THROW(rope(nullptr, 0, 1, 7, nullptr, 0, 10000.0, false, stream), base::Error);
 }
 

@@ -42,8 +42,7 @@ struct Layout {
     width = int64_t{s.latent} + s.shared;
     const int64_t queries = phase == GemmPhase::kPrefill ? kQueryTile * std::min(s.heads, kHeadGroup) : s.heads;
     lanes = base::round_up<int64_t>(queries, kMaxStrip);
-    q = floats(lanes * width), keys = floats((kKeyBlock + kKeyPadding) * width),
-    scores = floats((kKeyBlock + kKeyPadding) * kMaxStrip);
+    q = floats(lanes * width), keys = floats(kKeyBlock * width), scores = floats(kKeyBlock * kMaxStrip);
     acc = floats(lanes * s.latent), stats = floats(3 * lanes);
   }
   size_t worker() const { return q + keys + scores + acc + stats; }
@@ -98,7 +97,7 @@ void check_rows(const AttentionBatch& b, const LatentPages& p) {
   }
 }
 
-// Keys [begin, begin + count) of a row, as fp32 [count, width], and zeros for the padding.
+// Keys [begin, begin + count) of a row, as fp32 [count, width].
 void gather(device::Isa isa, const LatentPages& p, const int32_t* table, int64_t width, int64_t begin, int64_t count,
             float* dst) {
   for (int64_t k = 0; k < count;) {
@@ -112,7 +111,6 @@ void gather(device::Isa isa, const LatentPages& p, const int32_t* table, int64_t
       widen(isa, static_cast<const uint16_t*>(p.base) + offset, p.dtype, dst + k * width, run * width);
     k += run;
   }
-  std::memset(dst + count * width, 0, static_cast<size_t>(kKeyPadding * width) * sizeof(float));
 }
 
 // One strip's view of the worker's buffers.

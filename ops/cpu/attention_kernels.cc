@@ -13,12 +13,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace kadence::ops::HWY_NAMESPACE {
 
-// Rows of a register tile: 8 x 2 accumulators fit the 32 registers of AVX-512, 4 x 2 the 16 of the others.
+// Rows of a register tile: 12 x 2 accumulators fit the 32 registers of AVX-512, 4 x 2 the 16 of the others.
 #if HWY_TARGET <= HWY_AVX3
 inline constexpr int32_t kRows = 12;
 #else
 inline constexpr int32_t kRows = 4;
 #endif
+
+static_assert(kKeyBlock % kRows == 0, "a group of keys must not run past the key buffer");
 
 // c[i, :] = start + sum over k of a[i, k] * b[k, :] for kM rows and kN vectors of columns, k ascending;
 // start = c[i, :] * scale if kScaled, else 0. a[i, k] is at a + i*a_row + k*a_col.
@@ -54,7 +56,7 @@ void AttendStripN(const StripArgs& args) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const int32_t end = args.keys_end, full = args.full_keys, pitch = args.lanes;
-  // Scores, in groups of keys; the last group runs into the padding.
+  // Scores, in groups of keys; the last group may run past the end, into what nobody reads.
   for (int32_t k = 0; k < end; k += kRows)
     product_tile<kRows, kN, false>(args.keys + static_cast<int64_t>(k) * args.width, args.width, 1, args.q, pitch,
                                    args.width, args.scores + k * pitch, pitch, nullptr);

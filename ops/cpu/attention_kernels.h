@@ -11,19 +11,17 @@ namespace kadence::ops {
 
 // Keys handled at a time; blocks sit at absolute multiples of it.
 inline constexpr int32_t kKeyBlock = 192;
-// The key buffer has this many rows after the last key, finite, never used.
-inline constexpr int32_t kKeyPadding = 8;
 inline constexpr int32_t kMaxStrip = 32;
 
 struct StripArgs {
   int32_t lanes = 0;              // of the strip: attention_lanes() or twice that
   int32_t latent = 0, width = 0;  // R, R+P
   const float* q = nullptr;       // [width, lanes], scaled
-  const float* keys = nullptr;    // [kKeyBlock + kKeyPadding, width]
+  const float* keys = nullptr;    // [kKeyBlock, width]; rows from keys_end on may be read, but are not used
   int32_t full_keys = 0;          // keys that every lane sees
   int32_t keys_end = 0;           // keys that some lane sees, full_keys <= keys_end <= kKeyBlock
   const float* limits = nullptr;  // [lanes] keys that the lane sees, integral; read if full_keys < keys_end
-  float* scores = nullptr;        // [kKeyBlock + kKeyPadding, lanes] scratch
+  float* scores = nullptr;        // [kKeyBlock, lanes] scratch
   float* acc = nullptr;           // [latent, lanes] running sums
   float* top = nullptr;           // [lanes] running maximum, -inf at the start
   float* sum = nullptr;           // [lanes] running sum of exponentials

@@ -17,3 +17,5 @@ target_link_libraries(kadence_ops_testing PUBLIC kadence_ops_kda PRIVATE kadence
 kadence_test(kda_conformance_test SOURCES kda_conformance_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(kda_property_test SOURCES kda_property_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(kda_step_test SOURCES kda_step_test.cc LINK kadence_ops_testing LABELS ops)
+kadence_test(kda_plan_test SOURCES kda_plan_test.cc LINK kadence_ops_testing LABELS ops)
+kadence_test(conv1d_test SOURCES conv1d_test.cc LINK kadence_ops_testing LABELS ops)

@@ -76,7 +76,14 @@ int run_cli(int argc, const char* const* argv) {
       sub = sub->get_subcommands().front();
       who += " " + sub->get_name();
     }
-    return complain(fmt::format("{}\n  {} --help lists the flags", e.what(), who), kUsage);
+    // CLI11 looks for missing flags first; a flag it did not know is the likelier mistake.
+    std::string unknown;
+    for (const std::string& word : app.remaining(true)) {
+      if (word.rfind("-", 0) == 0 && e.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError))
+        unknown += (unknown.empty() ? "unknown flag " : ", ") + word;
+    }
+    if (!unknown.empty()) unknown += "; ";
+    return complain(fmt::format("{}{}\n  {} --help lists the flags", unknown, e.what(), who), kUsage);
   } catch (const UsageError& e) {
     return complain(e.what(), kUsage);
   } catch (const base::Error& e) {

@@ -119,8 +119,9 @@ int run_demo(const Options& o) {
     std::cout << out.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
   } else {
     std::cout << fmt::format(
-        "The cache now holds {} states and {} KV pages; {} generated tokens were extended again while idle to get "
-        "there.\n",
+        "The cache now holds {} states and {} KV pages; to get there, {} tokens were extended again while idle: "
+        "answers "
+        "enter the cache with prefill's bits.\n",
         with_commas(stats.tree.states), with_commas(stats.tree.pages), with_commas(stats.replayed_tokens));
     if (!ok) std::cout << "FAILED: the second turn missed the cache, or a cached answer differs from the cold one.\n";
   }

@@ -9,18 +9,21 @@
 namespace kadence::apps {
 
 Session open_session(const EngineFlags& flags, Progress& progress) {
-  return open_session(flags.model, flags.device, engine_options(flags), progress);
+  return open_session(flags.model, flags.device, engine_options(flags), progress, base::LogLevel::kWarning);
 }
 
 Session open_session(const std::string& dir, const DeviceFlags& device, const engine::EngineOptions& options,
-                     Progress& progress) {
+                     Progress& progress, base::LogLevel note_level) {
   const base::SteadyClock clock;
   const double begin = clock.now();
   Session session;
   session.config = model::load_config(dir);
   device::Stream stream = open_stream(device);
   const engine::MemoryPlan plan = engine::plan_memory(dir, session.config, options, stream.info());
-  for (const std::string& note : plan.notes) base::log(base::LogLevel::kWarning, note);
+  // Clamps are worth a warning; that nobody gave --memory is the usual case.
+  for (const std::string& note : plan.notes) {
+    base::log(note.rfind("no --memory given", 0) == 0 ? base::LogLevel::kInfo : note_level, note);
+  }
   session.tokenizer = model::load_tokenizer(dir);
   model::LoadOptions load;
   load.progress = [&](int64_t done, int64_t total) {

@@ -8,6 +8,7 @@
 #include "apps/flags.h"
 #include "apps/progress.h"
 #include "apps/table.h"
+#include "base/log.h"
 #include "engine/engine.h"
 #include "model/chat.h"
 #include "model/tokenizer.h"
@@ -23,9 +24,9 @@ struct Session {
 
 // Loads and builds everything; throws base::Error or UsageError. Logs the engine's description.
 Session open_session(const EngineFlags& flags, Progress& progress);
-// The same with options already made (checks).
+// The same with options already made (checks). `note_level`: of the memory plan's notes (clamps and the like).
 Session open_session(const std::string& model, const DeviceFlags& device, const engine::EngineOptions& options,
-                     Progress& progress);
+                     Progress& progress, base::LogLevel note_level = base::LogLevel::kInfo);
 
 // Submits one request and steps until it and its replay are done. Throws base::Error with the engine's words if it is
 // refused or fails.

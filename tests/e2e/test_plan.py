@@ -31,7 +31,7 @@ class Plan(CliTest):
         self.assertAlmostEqual(full - half, 6 * 2 * 128 * 128 * 2, delta=4096)
 
     def test_memory_sizes_the_pools(self):
-        plans = [self.json("plan", "--model", TINY, "--memory", m) for m in ("512MiB", "2GiB")]
+        plans = [self.json("plan", "--model", TINY, "--memory", m, "--max-running-requests", 256) for m in ("512MiB", "2GiB")]
         for plan, limit in zip(plans, (512 << 20, 2 << 30)):
             self.assertLessEqual(plan["total_bytes"], limit)
             self.assertGreater(plan["total_bytes"], 0.8 * limit)

@@ -25,7 +25,7 @@ class Score(CliTest):
             ("", "empty line"), ("{", "JSON"), ("[]", "object"), ("{}", "ids"), ({"ids": []}, "empty"), ({"ids": [512]}, "512"), ({"ids": [-1]}, "-1"),
             ({"ids": [1.5]}, "1.5"), ({"ids": "5"}, "ids"), ({"ids": [5], "from": 0}, "from"), ({"ids": [5], "from": 2}, "from"),
             ({"ids": [5], "cache": 1}, "cache"), ({"ids": [5], "max_tokens": "2"}, "max_tokens"), ({"ids": [5], "form": 1}, "form"),
-            ({"text": "words"}, "tokenizer"), ({"ids": [5], "text": "5"}, "both"), ({"ids": [7] * 5000}, "4096"), ({"ids": [7], "max_tokens": 5000}, "4096"),
+            ({"text": "words"}, "tokenizer"), ({"ids": [5], "text": "5"}, "both"), ({"ids": [7] * 5000}, "4096"),
         ]
         lines = [good]
         for line, _ in bad:

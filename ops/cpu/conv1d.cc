@@ -9,7 +9,8 @@
 namespace kadence::ops::cpu {
 namespace {
 
-constexpr int kTileChannels = 256;
+constexpr int kTileChannels = 128;
+constexpr int kRunTokens = 64;  // tokens of one kernel call
 
 // Channels [begin, end) of one task.
 struct Tile {
@@ -31,7 +32,7 @@ char* window_row(const WindowView& w, int64_t slot, int j, int channels, int cha
   return slot_address(w, slot, layer) + (int64_t{j} * channels + channel) * static_cast<int64_t>(base::size_of(w.dtype));
 }
 
-// The raw input `back` tokens before token `t` of a row (back = 1..3): an earlier token or a row of the old window;
+// The raw input `back` tokens before token `t` of a row (back = 1..3): a token of the row, or a row of the old window;
 // null means zeros.
 const char* history(const Conv1dArgs& c, const KdaRow& row, int64_t t, int back, const WindowView& window_in, int channel) {
   const int64_t i = t - back;
@@ -71,12 +72,11 @@ char* output(const Conv1dArgs& c, int64_t token, Tile tile) { return const_cast<
 
 void extend_row(const Conv1dExtendArgs& a, const KdaRow& row, Tile tile, const ConvKernel& kernel) {
   const Conv1dArgs& c = a.conv;
-  ConvTaps taps;
-  for (int64_t t = 0; t < row.len; ++t) {
-    for (int back = kConvWindow; back >= 1; --back)
-      taps.x[kConvWindow - back] = history(c, row, t, back, a.window_in, tile.begin);
-    taps.x[kConvWindow] = at(c.x.data, (row.begin + t) * c.x.pitch + tile.begin, c.dtype);
-    kernel(c, taps, tile.begin, tile.size(), output(c, row.begin + t, tile));
+  const void* x[kRunTokens + kConvWindow];
+  for (int64_t first = 0; first < row.len; first += kRunTokens) {
+    const int n = static_cast<int>(std::min<int64_t>(kRunTokens, row.len - first));
+    for (int i = 0; i < n + kConvWindow; ++i) x[i] = history(c, row, first + i, kConvWindow, a.window_in, tile.begin);
+    kernel(c, x, n, tile.begin, tile.size(), output(c, row.begin + first, tile), c.y.pitch * static_cast<int64_t>(base::size_of(c.dtype)));
   }
   WindowCopy window;
   // The final window first: state_out may be the slot of state_in, and checkpoints of depth >= 64 read tokens only.
@@ -132,7 +132,8 @@ void conv1d_step(const Conv1dStepArgs& a, device::Stream& stream) {
     WindowCopy window;
     for (int j = 0; j < kConvWindow; ++j) take(window, j, window_row(a.window_in, in, j, c.channels, tile.begin), tile.size(), c.dtype);
     const char* x = at(c.x.data, n * c.x.pitch + tile.begin, c.dtype);
-    kernel(c, {{window.bytes[0], window.bytes[1], window.bytes[2], x}}, tile.begin, tile.size(), output(c, n, tile));
+    const void* const taps[kConvWidth] = {window.bytes[0], window.bytes[1], window.bytes[2], x};
+    kernel(c, taps, 1, tile.begin, tile.size(), output(c, n, tile), 0);
     if (out < 0) return;
     std::memmove(window.bytes[0], window.bytes[1], sizeof(window.bytes[0]) * (kConvWindow - 1));
     take(window, kConvWindow - 1, x, tile.size(), c.dtype);
@@ -155,13 +156,13 @@ void conv1d_verify(const Conv1dVerifyArgs& a, device::Stream& stream) {
         zero_tokens(c, n * a.D + d, n * a.D + d + 1, tile);
         continue;
       }
-      ConvTaps taps;
+      const void* taps[kConvWidth];
       for (int j = 0; j < kConvWidth; ++j) {
         const int32_t i = depth - kConvWidth + j;  // index into the path; negative = committed window
-        taps.x[j] = i >= 0 ? at(c.x.data, (n * a.D + path[i]) * c.x.pitch + tile.begin, c.dtype)
-                           : window_row(a.window_in, a.slot_in[n], kConvWindow + i, c.channels, tile.begin);
+        taps[j] = i >= 0 ? at(c.x.data, (n * a.D + path[i]) * c.x.pitch + tile.begin, c.dtype)
+                         : window_row(a.window_in, a.slot_in[n], kConvWindow + i, c.channels, tile.begin);
       }
-      kernel(c, taps, tile.begin, tile.size(), output(c, n * a.D + d, tile));
+      kernel(c, taps, 1, tile.begin, tile.size(), output(c, n * a.D + d, tile), 0);
     }
   });
 }

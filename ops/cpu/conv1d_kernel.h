@@ -1,16 +1,14 @@
-// The arithmetic of the short convolution for one token, per instruction set.
+// The arithmetic of the short convolution, per instruction set.
 #pragma once
 
 #include "ops/conv1d.h"
 
 namespace kadence::ops::cpu {
 
-// Raw inputs of the four taps at the first channel of the tile, oldest first; null = zeros.
-struct ConvTaps {
-  const void* x[kConvWidth];
-};
-// y[c] = silu(bias[c] + sum_j weight[c,j] * x_j[c]) for channels [first, first + channels); `y` points at channel first.
-using ConvKernel = void (*)(const Conv1dArgs& conv, const ConvTaps& taps, int first, int channels, void* y);
+// y_t[c] = silu(bias[c] + sum_j weight[c,j] * x_{t+j}[c]) for t < tokens and channels [first, first + channels).
+// x[0..tokens+2] point at the raw inputs at channel `first`, oldest first, so that x[t+3] is token t; null = zeros.
+// Token t goes to y + t * y_stride bytes, channel `first` first.
+using ConvKernel = void (*)(const Conv1dArgs& conv, const void* const* x, int tokens, int first, int channels, void* y, int64_t y_stride);
 ConvKernel conv_kernel(device::Isa isa);
 
 }  // namespace kadence::ops::cpu

@@ -23,11 +23,12 @@ inline constexpr int32_t kRows = 4;
 static_assert(kKeyBlock % kRows == 0, "a group of keys must not run past the key buffer");
 
 // c[i, :] = start + sum over k of a[i, k] * b[k, :] for kM rows and kN vectors of columns, k ascending;
-// start = c[i, :] * scale if kScaled, else 0. a[i, k] is at a + i*a_row + k*a_col.
+// start = c[i, :] * scale if kScaled, else 0. a[i, k] is at a + i*a_row + k*a_col. Not inlined: among its neighbours
+// the compiler runs out of registers and spills inside the loop, which costs a third of the speed.
 template <int kM, int kN, bool kScaled>
-HWY_INLINE void product_tile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_col, const float* HWY_RESTRICT b,
-                             int64_t b_pitch, int32_t depth, float* HWY_RESTRICT c, int64_t c_pitch,
-                             const float* HWY_RESTRICT scale) {
+HWY_NOINLINE void product_tile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_col, const float* HWY_RESTRICT b,
+                               int64_t b_pitch, int32_t depth, float* HWY_RESTRICT c, int64_t c_pitch,
+                               const float* HWY_RESTRICT scale) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   VF acc[kM][kN];

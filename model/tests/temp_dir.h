@@ -9,6 +9,10 @@
 #include <string>
 #include <string_view>
 
+#ifndef KADENCE_SOURCE_DIR
+#define KADENCE_SOURCE_DIR "."  // kadence_test() sets the real one; headers must also compile alone
+#endif
+
 namespace kadence::model {
 
 class TempDir {

@@ -20,13 +20,22 @@ struct Slot {
   static constexpr int kPadded = 27648;  // room in shared memory (a multiple of 1024)
 };
 
-// --- shared memory of one CTA ----------------------------------------------------------------------------------------
-inline constexpr int kScanStages = 3;
-inline constexpr int kPrepGroups = 2;  // warpgroups that prepare
+// --- CTAs ------------------------------------------------------------------------------------------------------------
+// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, warpgroup 3 loads) or prepares (warpgroups 0
+// to 2 compute, warpgroup 3 moves their slots).
+inline constexpr int kThreads = 512;
+inline constexpr int kPrepGroups = 3;
+inline constexpr int kScanRegisters = 208, kLoadRegisters = 48;  // a thread
+inline constexpr int kPrepRegisters = 152, kMoveRegisters = 56;
+static_assert(2 * kScanRegisters + 2 * kLoadRegisters <= 512 && kPrepGroups * kPrepRegisters + kMoveRegisters <= 512);
+
+// --- shared memory ---------------------------------------------------------------------------------------------------
+inline constexpr int kScanStages = 4;
 struct Scan {
-  static constexpr int kValues = Slot::kPadded;  // 32 rows of 128 B: V of 64 value channels
-  static constexpr int kStageBytes = Slot::kPadded + 4096;
-  static constexpr int kOutBytes = 4 * 1024;  // 1 KB a warp
+  static constexpr int kValues = Slot::kPadded;  // 32 rows of 128 B: V of 64 value channels; the second half 4096 on
+  static constexpr int kStageBytes = Slot::kPadded + 8192;
+  static constexpr int kOut = kScanStages * kStageBytes;  // 1 KB a warp
+  static constexpr int kBytes = kOut + 8 * 1024;
 };
 // Of one preparing warpgroup: its slot image first, then temporaries.
 struct Prep {
@@ -49,22 +58,16 @@ struct Prep {
   static constexpr int kExactKeys = 16384;           // bf16[32][128]
   static constexpr int kExactQueries = kSecondHalf;  // bf16[32][128]
 };
-inline constexpr int kSharedScan = kScanStages * Scan::kStageBytes;
-inline constexpr int kSharedOut = kSharedScan + kPrepGroups * Prep::kBytes;
-inline constexpr int kSharedBarriers = kSharedOut + Scan::kOutBytes;
-inline constexpr int kMailSlots = 4;                        // items announced to a preparing warpgroup at a time
+inline constexpr int kMailSlots = 4;  // items announced to a preparing warpgroup at a time
+inline constexpr int kSharedBarriers =
+    kPrepGroups * Prep::kBytes > Scan::kBytes ? kPrepGroups* Prep::kBytes : Scan::kBytes;
 inline constexpr int kPrepBarriers = (kMailSlots + 2) * 8;  // bytes: items announced; image complete; image free
 inline constexpr int kSharedPrepBarriers = kSharedBarriers + 2 * kScanStages * 8;
 inline constexpr int kSharedSchedule = kSharedPrepBarriers + kPrepGroups * kPrepBarriers;
 
-// --- threads ---------------------------------------------------------------------------------------------------------
-inline constexpr int kThreads = 512;  // warpgroup 0 scans, 1 and 2 prepare, 3 moves data
-inline constexpr int kScanRegisters = 208, kPrepRegisters = 136, kMoveRegisters = 32;
-static_assert(kScanRegisters + kPrepGroups * kPrepRegisters + kMoveRegisters <= 512);
-
 // --- workspace -------------------------------------------------------------------------------------------------------
-inline constexpr int kMaxLanes = 128;
-inline constexpr int kMaxDepth = 32;        // slots of one chain; a warp polls them at once
+inline constexpr int kMaxScanners = 128;
+inline constexpr int kMaxDepth = 48;        // slots of one scanner's ring
 inline constexpr int kMaxRingSlots = 1056;  // 28.7 MB: stays in the L2 cache
 
 // A row that is computed, in order; written by extend_rows, read by extend_ring.
@@ -75,25 +78,25 @@ struct RowInfo {
   int32_t chunk;                 // chunks of the rows before
   int32_t weight;                // cost of the rows before, in chunks
 };
-struct ChunkInfo {
-  int32_t token, count;  // first token; 1..32 tokens
-};
 struct Span {
   int32_t begin, end;  // tokens
 };
-// What extend_rows decides. A lane is a run of rows that are scanned one after another; chain = lane * heads + head.
+// What extend_rows decides. An item is a row and a value head, numbered row * heads + head; a chunk of an item is
+// numbered in the same order. A scanner walks a run of items one after another: its stream of chunks.
 struct Schedule {
-  int32_t rows, chunks, spans, lanes;
-  int32_t heads;       // heads scanned at once
-  int32_t passes;      // times that a lane's rows are walked, each for other heads
-  int32_t depth;       // slots of a chain's ring
-  int32_t longest;     // chunks of the longest lane
-  int32_t scan_ctas;   // CTAs 0 .. scan_ctas - 1 scan half a chain each
-  int32_t prep_first;  // first CTA that prepares
-  int32_t pad[6];
-  int32_t lane_row[kMaxLanes + 1];
-  int32_t lane_chunk[kMaxLanes + 1];
+  int32_t rows, spans;
+  int32_t scanners;
+  int32_t width;  // warpgroups of a scanning CTA at work: 2 = a scanner is one CTA, 1 = two CTAs of half a state each
+  int32_t scan_ctas;  // CTAs 0 .. scan_ctas - 1 scan, the others prepare
+  int32_t depth;      // slots of a scanner's ring
+  int32_t longest;    // chunks of the longest stream
+  int32_t pad;
+  int32_t item[kMaxScanners + 1];   // first item of a scanner
+  int32_t chunk[kMaxScanners + 1];  // number of its first chunk
 };
+// Measured cost of a chunk and head in nanoseconds, for the choice of `scanners` and `width` alone.
+inline constexpr int kCostScanWhole = 850, kCostScanHalf = 600, kCostPrep = 1450;
+inline constexpr int kRowWeight = 4;  // of loading and storing a state, in chunks
 
 inline constexpr int kSharedBytes =
     kSharedSchedule + static_cast<int>(sizeof(Schedule)) + 1024;  // 1 KB to align the base
@@ -101,18 +104,16 @@ static_assert(kSharedBytes <= 232448);
 
 // Offsets inside the workspace; a function of host facts alone.
 struct Workspace {
-  size_t slots = 0, schedule = 0, rows = 0, spans = 0, chunks = 0, ready = 0, consumed = 0, bytes = 0;
+  size_t slots = 0, schedule = 0, rows = 0, spans = 0, ready = 0, consumed = 0, bytes = 0;
 };
 
 // Host facts of a launch, decided by the plan.
 struct Shape {
-  int32_t heads = 0;       // HV
-  int32_t passes = 0;      // ceil(2 HV / CTAs)
-  int32_t pass_heads = 0;  // ceil(HV / passes)
-  int32_t max_lanes = 0;
-  int32_t ring_slots = 0;  // of all chains
-  int32_t max_depth = 0;
+  int32_t heads = 0;  // HV
   int32_t ctas = 0;
+  int32_t max_scanners = 0;
+  int32_t ring_slots = 0;  // of all scanners
+  int32_t max_depth = 0;
 };
 
 }  // namespace kadence::ops::cuda::sm90::extend

@@ -1,5 +1,5 @@
-// The extend kernel: every CTA prepares factor slots for all chains and scans half of one chain. Slots travel through a
-// ring in global memory that stays in the L2 cache. README.md has the protocol and why it cannot deadlock.
+// The extend kernel: some CTAs prepare factor slots, the others scan them. Slots travel through rings in global memory
+// that stay in the L2 cache. README.md has the protocol and why it cannot deadlock.
 #pragma once
 
 #include "ops/cuda/sm90/extend_ring/prep.cuh"
@@ -13,51 +13,60 @@ namespace kadence::ops::cuda::sm90::extend {
 #endif
 inline constexpr int kProbe = KADENCE_EXTEND_PROBE;
 
-// Where position `at` of a chain's stream lies. A stream is the lane's chunks, once per pass.
+// A chunk of a stream. count 0: the stream has ended.
 struct Place {
-  int chunk = -1, head = 0;  // chunk -1: the stream has ended
+  int head = 0, token = 0, count = 0;
 };
-__device__ __forceinline__ Place place_of(const Schedule& c, const RingParams& p, int chain, int at) {
-  const int lane = c.lanes == 1 ? 0 : chain / c.heads, first = c.lane_chunk[lane],
-            length = c.lane_chunk[lane + 1] - first;
-  int head = chain - lane * c.heads;
-  if (at >= length) {
-    if (c.passes == 1 || length == 0) return {};
-    const int pass = at / length;
-    at -= pass * length, head += pass * c.heads;
-    if (pass >= c.passes || head >= p.heads) return {};
+// Chunk `number` of all items, by one warp: the row is the last one whose chunks begin at or before it.
+__device__ __forceinline__ Place place_of(const RingParams& p, int rows, int number, int l) {
+  int low = 0, size = rows;  // the row is in [low, low + size)
+  while (size > 1) {
+    const int step = (size + 31) / 32, mine = low + l * step;
+    const bool before = mine < low + size && p.row_info[mine].chunk * p.heads <= number;
+    const int hits = __popc(__ballot_sync(~0u, before));  // at least lane 0's
+    const int end = low + size;
+    low += (hits - 1) * step;
+    size = min(step, end - low);
   }
-  return {first + at, head};
+  const RowInfo& row = p.row_info[low];
+  const int chunks = (row.len + kChunk - 1) / kChunk, rest = number - row.chunk * p.heads, head = rest / chunks,
+            at = (rest - head * chunks) * kChunk;
+  return {head, row.token + at, min(kChunk, row.len - at)};
 }
 
-// --- warpgroup 3, warp 0: slots and values of this CTA's half chain into the scan stages -----------------------------
-__device__ __forceinline__ void load_stages(const RingParams& p, const Schedule& c, uint32_t shared, int chain,
+// --- scanning CTA, warpgroup 3, warp 0: slots and values into the stages ---------------------------------------------
+__device__ __forceinline__ void load_stages(const RingParams& p, const Schedule& c, uint32_t shared, int scanner,
                                             int half, int l) {
   const uint32_t full = shared + kSharedBarriers, empty = full + kScanStages * 8;
-  const int depth = c.depth;
-  const uint32_t* ready = p.ready + chain * depth;
-  const uint8_t* slots = p.slots + static_cast<size_t>(chain) * depth * Slot::kBytes;
-  uint32_t* consumed = p.consumed + chain * 2 + half;
+  const int depth = c.depth, end = c.chunk[scanner + 1] - c.chunk[scanner], width = c.width;
+  const uint32_t* ready = p.ready + scanner * depth;
+  const uint8_t* slots = p.slots + static_cast<size_t>(scanner) * depth * Slot::kBytes;
+  uint32_t* consumed = p.consumed + scanner * 2 + half;
+  const auto publish =
+      [&](uint32_t value) {  // slots that may be overwritten; a whole-state scanner speaks for both halves
+        if (l < width) st_relaxed_gpu(consumed + l, value);
+      };
   int known = 0, slot = 0, stage = 0, phase = 1;  // positions below `known` are ready
-  int tokens = -1, heads = 0;                     // of position (at & ~31) + l
+  int item = c.item[scanner], row = item / p.heads, head = item - row * p.heads;
+  int token = 0, left = 0;  // of the current item
 #ifdef KADENCE_DEBUG_WAITS
   int polls = 0;
 #endif
 #pragma unroll 1
-  for (int at = 0;; ++at) {
-    if ((at & 31) == 0) {
-      const Place place = place_of(c, p, chain, at + l);
-      tokens = place.chunk >= 0 ? p.chunk_info[place.chunk].token : -1, heads = place.head;
+  for (int at = 0; at < end; ++at) {
+    while (left == 0) {  // the next item that has tokens; the first time, this one
+      if (at > 0 && ++head == p.heads) head = 0, ++row;
+      token = p.row_info[row].token, left = (p.row_info[row].len + kChunk - 1) / kChunk;
+      if (left == 0) head = p.heads - 1;  // no head of an empty row has any
+      if (left == 0 && at == 0) head = 0, ++row;
     }
-    const int token = __shfl_sync(~0u, tokens, at & 31), head = __shfl_sync(~0u, heads, at & 31);
-    if (token < 0) break;
     if (at >= kScanStages) {
       // A slot's place in the ring is free once it has been read into its stage.
       const int before = stage == 0 ? kScanStages - 1 : stage - 1;
       const bool arrived = mbarrier_test_wait(full + before * 8, before > stage ? phase : phase ^ 1);
-      if (l == 0 && arrived) st_relaxed_gpu(consumed, at);
+      if (arrived) publish(at);
       mbarrier_wait(empty + stage * 8, phase);
-      if (l == 0 && !arrived) st_relaxed_gpu(consumed, at - kScanStages + 1);
+      if (!arrived) publish(at - kScanStages + 1);
     }
     if (kProbe != 2 && known == at) {
       do {
@@ -74,37 +83,36 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
     }
     if (l == 0) {
       const uint32_t at_stage = shared + stage * Scan::kStageBytes, bar = full + stage * 8;
-      mbarrier_arrive_expect_tx(bar, Slot::kBytes + 4096);
+      mbarrier_arrive_expect_tx(bar, Slot::kBytes + width * 4096);
       bulk_load(at_stage, slots + static_cast<size_t>(slot) * Slot::kBytes, Slot::kBytes, bar);
       tensor_load_2d(at_stage + Scan::kValues, &p.values, head * kDim + half * 64, token, bar);
+      if (width == 2) tensor_load_2d(at_stage + Scan::kValues + 4096, &p.values, head * kDim + 64, token, bar);
     }
     __syncwarp();
+    token += kChunk, --left;
     if (++slot == depth) slot = 0;
     if (++stage == kScanStages) stage = 0, phase ^= 1;
   }
 }
 
-// --- warpgroup 0 -----------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void scan_chain(const RingParams& p, const Schedule& c, uint32_t shared, int chain, int half,
-                                           int tid) {
-  const int lane = chain / c.heads, first = c.lane_row[lane], last = c.lane_row[lane + 1];
-  Scanner scanner(p, shared, tid);
+// --- scanning CTA, warpgroups 0 and 1 --------------------------------------------------------------------------------
+__device__ __forceinline__ void scan_items(const RingParams& p, const Schedule& c, uint32_t shared, int scanner,
+                                           int half, int tid) {
+  Scanner scan(p, shared, tid);
+  const int first = c.item[scanner], last = c.item[scanner + 1];
+  int row = first / p.heads, head = first - row * p.heads;
 #pragma unroll 1
-  for (int pass = 0; pass < c.passes; ++pass) {
-    const int head = pass * c.heads + chain - lane * c.heads;
-    if (head >= p.heads) break;
-#pragma unroll 1
-    for (int i = first; i < last; ++i) {
-      const RowInfo row = p.row_info[i];
-      if (row.len == 0)
-        scanner.copy_state(row, head, half);
-      else
-        scanner.scan_row(row, head, half);
-    }
+  for (int item = first; item < last; ++item) {
+    const RowInfo info = p.row_info[row];
+    if (info.len == 0)
+      scan.copy_state(info, head, half);
+    else
+      scan.scan_row(info, head, half);
+    if (++head == p.heads) head = 0, ++row;
   }
 }
 
-// --- warpgroups 1 and 2 ----------------------------------------------------------------------------------------------
+// --- preparing CTA, warpgroups 0 to 2 --------------------------------------------------------------------------------
 __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& c, int group, int groups, int tid) {
   const int row_bytes = p.heads * kDim * 2;
   for (int i = 0; i < c.spans; ++i) {
@@ -116,10 +124,10 @@ __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& 
   }
 }
 
-// What the mover of a preparing warpgroup tells it. Position -1: no more items.
+// What the mover of a preparing warpgroup tells it. count 0: no more items.
 struct Item {
-  int at, head;
-  ChunkInfo info;
+  int at, scanner;
+  Place place;
 };
 struct Mail {
   Item items[kMailSlots];
@@ -143,9 +151,9 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
   const auto load = [&](int turn) {
     const int slot = turn % kMailSlots;
     mbarrier_wait(bars.announced + slot * 8, turn / kMailSlots & 1);
-    const Item& item = mail.items[slot];
-    next_count = item.info.count;
-    if (next_count > 0) load_raw<kGate>(raw, p, item.head, item.info.token, next_count, tid);
+    const Place place = mail.items[slot].place;
+    next_count = place.count;
+    if (next_count > 0) load_raw<kGate>(raw, p, place.head, place.token, next_count, tid);
   };
   load(0);
 #pragma unroll 1
@@ -162,47 +170,62 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
   }
 }
 
-// --- warpgroup 3, warps 1 and 2: hand out the items of a preparing warpgroup and carry its slots to the ring ---------
-// A warpgroup serves one chain and takes turns with the others that serve it. Serving several chains would let a chain
-// that lags hold up the rest: a warpgroup waits for room with the slot of one chain while another chain starves.
+// --- preparing CTA, warpgroup 3: a warp hands out the items of a warpgroup and carries its slots to the rings --------
+// Chunks are prepared in the order (position in the stream, scanner), dealt in turn to all warpgroups: what is scanned
+// first is prepared first, and the wait for room in a ring is always for slots that were handed out before.
 __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& c, uint32_t base, Mail& mail,
-                                           const PrepBarriers& bars, int group, int groups) {
-  const int chains = c.lanes * c.heads, depth = c.depth;
-  const int chain = group % chains, step = (groups - 1 - chain) / chains + 1;
-  const uint32_t* consumed = p.consumed + chain * 2;
+                                           const PrepBarriers& bars, int group, int groups, int l) {
+  const int scanners = c.scanners, depth = c.depth, step_at = groups / scanners,
+            step_scanner = groups - step_at * scanners;
+  int next_at = group / scanners, next_scanner = group - next_at * scanners;
   const auto announce = [&](int turn) {
-    const int at = group / chains + turn * step;
-    const Place place = place_of(c, p, chain, at);
-    Item item{-1, 0, {0, 0}};
-    if (place.chunk >= 0) item = {at, place.head, p.chunk_info[place.chunk]};
-    mail.items[turn % kMailSlots] = item;
-    mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
+    Item item{0, 0, {}};
+    while (next_at < c.longest && item.place.count == 0) {
+      const int number = c.chunk[next_scanner] + next_at;
+      if (number < c.chunk[next_scanner + 1]) item = {next_at, next_scanner, place_of(p, c.rows, number, l)};
+      next_at += step_at, next_scanner += step_scanner;
+      if (next_scanner >= scanners) next_scanner -= scanners, ++next_at;
+    }
+    if (l == 0) {
+      mail.items[turn % kMailSlots] = item;
+      mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
+    }
+    __syncwarp();
   };
-  announce(0);
+  for (int turn = 0; turn < kMailSlots - 1; ++turn) announce(turn);
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
-    const int at = mail.items[turn % kMailSlots].at, slot = chain * depth + at % depth;
-    if (at < 0) break;
-    announce(turn + 1);
-    mbarrier_wait(bars.complete, turn & 1);
+    const Item& item = mail.items[turn % kMailSlots];
+    if (item.place.count == 0) break;
+    announce(turn + kMailSlots - 1);
+    if (l == 0) {
+      const int at = item.at, slot = item.scanner * depth + at % depth;
+      const uint32_t* consumed = p.consumed + item.scanner * 2;
+      const auto room = [&] {
+        return static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) - (at - depth + 1);
+      };
+      int enough = room();  // asked early: the answer takes a while
+      mbarrier_wait(bars.complete, turn & 1);
 #ifdef KADENCE_DEBUG_WAITS
-    int polls = 0;
+      int polls = 0;
 #endif
-    while (kProbe != 1 &&
-           static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) < at - depth + 1) {
-      __nanosleep(32);
+      while (kProbe != 1 && enough < 0) {
+        __nanosleep(32);
+        enough = room();
 #ifdef KADENCE_DEBUG_WAITS
-      if (++polls > (1 << 23)) __trap();
+        if (++polls > (1 << 23)) __trap();
 #endif
+      }
+      fence_proxy_async_global();
+      bulk_store(p.slots + static_cast<size_t>(slot) * Slot::kBytes, base, Slot::kBytes);
+      bulk_commit();
+      bulk_wait_read<0>();
+      mbarrier_arrive(bars.free);
+      bulk_wait<0>();
+      fence_proxy_async_global();
+      st_release_gpu(p.ready + slot, static_cast<uint32_t>(at + 1));
     }
-    fence_proxy_async_global();
-    bulk_store(p.slots + static_cast<size_t>(slot) * Slot::kBytes, base, Slot::kBytes);
-    bulk_commit();
-    bulk_wait_read<0>();
-    mbarrier_arrive(bars.free);
-    bulk_wait<0>();
-    fence_proxy_async_global();
-    st_release_gpu(p.ready + slot, static_cast<uint32_t>(at + 1));
+    __syncwarp();
   }
 }
 
@@ -210,15 +233,17 @@ template <KdaGate kGate, bool kExact, bool kDecayF32>
 __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant__ RingParams p) {
   extern __shared__ char raw_shared[];
   const uint32_t shared = (shared_address(raw_shared) + 1023) & ~1023u;
-  const int tid = threadIdx.x, group = tid >> 7;
   char* aligned = raw_shared + (shared - shared_address(raw_shared));
+  const int tid = threadIdx.x, group = tid >> 7, cta = blockIdx.x;
   int* schedule = reinterpret_cast<int*>(aligned + kSharedSchedule);
   for (int i = tid; i < static_cast<int>(sizeof(Schedule) / 4); i += kThreads)
     schedule[i] = reinterpret_cast<const int*>(p.schedule)[i];
+  __syncthreads();
+  const Schedule& c = *reinterpret_cast<const Schedule*>(schedule);
   if (tid == 0) {
     for (int i = 0; i < kScanStages; ++i) {
       mbarrier_init(shared + kSharedBarriers + i * 8, 1);
-      mbarrier_init(shared + kSharedBarriers + (kScanStages + i) * 8, 4);
+      mbarrier_init(shared + kSharedBarriers + (kScanStages + i) * 8, 4 * c.width);
     }
     for (int g = 0; g < kPrepGroups; ++g) {
       const PrepBarriers bars(shared, g);
@@ -229,32 +254,32 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
     mbarrier_init_fence();
   }
   __syncthreads();
-  const Schedule& c = *reinterpret_cast<const Schedule*>(schedule);
-  const int cta = blockIdx.x, chain = cta >> 1, half = cta & 1;
-  if (group == 0) {
-    setmaxnreg_inc<kScanRegisters>();
-    if (kProbe != 1 && cta < c.scan_ctas) scan_chain(p, c, shared, chain, half, tid);
-  } else if (group == 3) {
-    setmaxnreg_dec<kMoveRegisters>();
-    const int warp = (tid >> 5) & 3;
-    if (warp == 0) {
-      if (kProbe != 1 && cta < c.scan_ctas) load_stages(p, c, shared, chain, half, tid & 31);
-    } else if (warp <= kPrepGroups && (tid & 31) == 0) {
-      const int offset = kSharedScan + (warp - 1) * Prep::kBytes;
-      if (kProbe != 2 && cta >= c.prep_first && c.longest > 0)
-        move_slots(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
-                   PrepBarriers(shared, warp - 1),
-                   (warp - 1) * (static_cast<int>(gridDim.x) - c.prep_first) + cta - c.prep_first,
-                   kPrepGroups * (static_cast<int>(gridDim.x) - c.prep_first));
+  if (cta < c.scan_ctas) {
+    const int scanner = c.width == 2 ? cta : cta >> 1;
+    if (group < 2) {
+      setmaxnreg_inc<kScanRegisters>();
+      if (kProbe != 1 && group < c.width) scan_items(p, c, shared, scanner, c.width == 2 ? group : cta & 1, tid);
+    } else {
+      setmaxnreg_dec<kLoadRegisters>();
+      if (kProbe != 1 && (tid >> 5) == 12) load_stages(p, c, shared, scanner, c.width == 2 ? 0 : cta & 1, tid & 31);
     }
   } else {
-    setmaxnreg_inc<kPrepRegisters>();
-    const int t = tid & 127, ctas = gridDim.x, offset = kSharedScan + (group - 1) * Prep::kBytes;
-    zero_spans(p, c, (group - 1) * ctas + cta, kPrepGroups * ctas, t);
-    if (kProbe != 2 && cta >= c.prep_first && c.longest > 0)
-      prepare<kGate, kExact, kDecayF32>(p, shared + offset,
-                                        *reinterpret_cast<const Mail*>(aligned + offset + Prep::kMail),
-                                        PrepBarriers(shared, group - 1), t, group);
+    const int ctas = static_cast<int>(gridDim.x) - c.scan_ctas, index = cta - c.scan_ctas;
+    if (group < kPrepGroups) {
+      setmaxnreg_inc<kPrepRegisters>();
+      const int offset = group * Prep::kBytes;
+      zero_spans(p, c, group * ctas + index, kPrepGroups * ctas, tid & 127);
+      if (kProbe != 2 && c.longest > 0)
+        prepare<kGate, kExact, kDecayF32>(p, shared + offset,
+                                          *reinterpret_cast<const Mail*>(aligned + offset + Prep::kMail),
+                                          PrepBarriers(shared, group), tid & 127, group + 1);
+    } else {
+      setmaxnreg_dec<kMoveRegisters>();
+      const int mine = (tid >> 5) & 3, offset = mine * Prep::kBytes;
+      if (kProbe != 2 && mine < kPrepGroups && c.longest > 0)
+        move_slots(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
+                   PrepBarriers(shared, mine), mine * ctas + index, kPrepGroups * ctas, tid & 31);
+    }
   }
 }
 

@@ -25,7 +25,6 @@ struct RowsParams {
   Shape shape;
   Schedule* schedule;
   RowInfo* row_info;
-  ChunkInfo* chunk_info;
   Span* spans;
   uint32_t *ready, *consumed;
 };
@@ -43,9 +42,8 @@ struct RingParams {
   const int32_t *ckpt_depth, *ckpt_slot;
   const Schedule* schedule;
   const RowInfo* row_info;
-  const ChunkInfo* chunk_info;
   const Span* spans;
-  uint32_t *ready, *consumed;  // [chain][depth], [chain][2]
+  uint32_t *ready, *consumed;  // [scanner][depth], [scanner][2]
   uint8_t* slots;
 };
 

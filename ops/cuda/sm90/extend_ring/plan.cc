@@ -15,7 +15,7 @@ namespace {
 // |log2| of the decay of 16 tokens that an anchored product may reach; kAnchorLimit of the kernel.
 constexpr float kAnchorRange = 116.0f;
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kMinDepth = 6;  // three stages hold slots while the next are written
+constexpr int kMinDepth = 6;
 
 }  // namespace
 
@@ -56,20 +56,18 @@ std::vector<std::string> misses(const KdaProblem& problem, const device::DeviceI
 Shape choose_shape(const KdaProblem& problem, int sm_count, int32_t block_tokens) {
   Shape s;
   s.heads = problem.HV;
-  s.ctas = std::max(sm_count, 2);
-  s.passes = base::ceil_div(2 * s.heads, s.ctas);
-  s.pass_heads = base::ceil_div(s.heads, s.passes);
-  s.max_lanes = std::clamp(s.ctas / 2 / s.pass_heads, 1, std::clamp(problem.bounds.max_rows, 1, kMaxLanes));
-  const int chains = s.pass_heads * s.max_lanes;
-  const int depth = std::clamp(kMaxRingSlots / chains, kMinDepth, kMaxDepth);
+  s.ctas = std::clamp(sm_count, 4, 256);
+  // Some CTAs must prepare, and every scanner needs a preparing warpgroup.
+  const int64_t items = std::max<int64_t>(int64_t{problem.HV} * problem.bounds.max_rows, 1);
+  s.max_scanners = static_cast<int32_t>(std::min<int64_t>({items, int64_t{s.ctas} * 3 / 4, kMaxScanners}));
+  const int depth = std::clamp(kMaxRingSlots / s.max_scanners, kMinDepth, kMaxDepth);
   s.max_depth = block_tokens > 0 ? std::clamp(block_tokens / kChunk, kMinDepth, depth) : kMaxDepth;
-  s.ring_slots = chains * std::min(depth, s.max_depth);
+  s.ring_slots = block_tokens > 0 ? s.max_scanners * s.max_depth : std::min(kMaxRingSlots, s.max_scanners * kMaxDepth);
   return s;
 }
 
 Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
   const size_t rows = static_cast<size_t>(std::max(problem.bounds.max_rows, 1));
-  const size_t chains = static_cast<size_t>(shape.pass_heads) * static_cast<size_t>(shape.max_lanes);
   Workspace w;
   size_t at = 0;
   const auto place = [&at](size_t bytes) {
@@ -81,9 +79,8 @@ Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
   w.schedule = place(sizeof(Schedule));
   w.rows = place(rows * sizeof(RowInfo));
   w.spans = place((rows + 1) * sizeof(Span));
-  w.chunks = place((static_cast<size_t>(problem.bounds.max_tokens) / kChunk + rows) * sizeof(ChunkInfo));
   w.ready = place(static_cast<size_t>(shape.ring_slots) * sizeof(uint32_t));
-  w.consumed = place(chains * 2 * sizeof(uint32_t));
+  w.consumed = place(static_cast<size_t>(shape.max_scanners) * 2 * sizeof(uint32_t));
   w.bytes = at;
   return w;
 }
@@ -92,7 +89,7 @@ void plan_extend(KdaPlan& plan) {
   const Shape shape = choose_shape(plan.problem_, plan.device_.sm_count, plan.options_.extend_block_tokens);
   plan.variant_ = encode(choose_variant(plan.problem_));
   plan.workspace_bytes_ = layout_workspace(plan.problem_, shape).bytes;
-  plan.block_tokens_ = shape.ring_slots / (shape.pass_heads * shape.max_lanes) * kChunk;
+  plan.block_tokens_ = shape.ring_slots / shape.max_scanners * kChunk;
 }
 
 void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& stream) {
@@ -116,7 +113,6 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
   rows.shape = shape;
   rows.schedule = reinterpret_cast<Schedule*>(base + w.schedule);
   rows.row_info = reinterpret_cast<RowInfo*>(base + w.rows);
-  rows.chunk_info = reinterpret_cast<ChunkInfo*>(base + w.chunks);
   rows.spans = reinterpret_cast<Span*>(base + w.spans);
   rows.ready = reinterpret_cast<uint32_t*>(base + w.ready);
   rows.consumed = reinterpret_cast<uint32_t*>(base + w.consumed);
@@ -139,8 +135,7 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
   };
   ring.state_in = pool(a.state_in), ring.state_out = pool(a.state_out), ring.checkpoints = pool(a.checkpoints);
   ring.ckpt_depth = a.metadata.ckpt_depth, ring.ckpt_slot = a.metadata.ckpt_slot;
-  ring.schedule = rows.schedule, ring.row_info = rows.row_info, ring.chunk_info = rows.chunk_info,
-  ring.spans = rows.spans;
+  ring.schedule = rows.schedule, ring.row_info = rows.row_info, ring.spans = rows.spans;
   ring.ready = rows.ready, ring.consumed = rows.consumed;
   ring.slots = reinterpret_cast<uint8_t*>(base + w.slots);
   launch_ring(decode(plan.variant_), ring, shape.ctas, stream);

@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_half(const float (&s)[64], T* p) {
 struct Scanner {
   const RingParams& p;
   const uint32_t shared, full, empty;  // stages; barriers
-  const int tid, w, l;
+  const int w, l, place;               // warp of the warpgroup; lane; warpgroup of the CTA
   float s[64];
   int stage = 0, phase = 0;
 
@@ -39,9 +39,9 @@ struct Scanner {
         shared(shared_base),
         full(shared_base + kSharedBarriers),
         empty(full + kScanStages * 8),
-        tid(thread),
-        w(thread >> 5),
-        l(thread & 31) {}
+        w((thread >> 5) & 3),
+        l(thread & 31),
+        place(thread >> 7) {}
 
   // Element offset of this thread's first element inside a slot.
   __device__ __forceinline__ int64_t slot_offset(const StatePool& pool, int slot, int head, int half) const {
@@ -95,7 +95,7 @@ struct Scanner {
     // x <- V^T of the stage at `at`: this lane's address inside the swizzled 32 x 64 tile; token block 16 b adds 2048
     // b.
     const int tr = (l & 7) + 8 * ((l >> 4) & 1);
-    const uint32_t value_place = Scan::kValues + tr * 128 + (((2 * w + ((l >> 3) & 1)) ^ (tr & 7)) << 4);
+    const uint32_t value_place = Scan::kValues + place * 4096 + tr * 128 + (((2 * w + ((l >> 3) & 1)) ^ (tr & 7)) << 4);
     const auto seed = [&](uint32_t at) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
@@ -111,7 +111,7 @@ struct Scanner {
         if (8 * (i >> 2) + 2 * tg + (i & 1) >= tail) x[i] = 0.0f;
     };
     // The output of a chunk turns from [value][token] fragments to rows of 32 bytes in a tile of this warp alone.
-    const uint32_t tile = shared + kSharedOut + w * 1024;
+    const uint32_t tile = shared + Scan::kOut + (place * 4 + w) * 1024;
     const uint32_t tile_in = tile + tr * 32 + ((((l >> 3) & 1) ^ ((tr >> 2) & 1)) << 4);
     const uint32_t tile_out = tile + (l >> 1) * 32 + (((l & 1) ^ ((l >> 3) & 1)) << 4);
     __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) +

@@ -1,6 +1,8 @@
-// Reads the metadata of one extend call on the device: judges the rows, deals them to lanes, lists chunks and the token
-// spans that belong to no good row, and clears the ring's flags. One CTA.
+// Reads the metadata of one extend call on the device: judges the rows, deals them to scanners, lists the token spans
+// that belong to no good row, and clears the rings' flags. One CTA.
 #pragma once
+
+#include <climits>
 
 #include "ops/cuda/common/status.cuh"
 #include "ops/cuda/sm90/extend_ring/params.h"
@@ -9,7 +11,6 @@
 namespace kadence::ops::cuda::sm90::extend {
 
 inline constexpr int kRowThreads = 1024;
-inline constexpr int kRowWeight = 4;  // cost of loading and storing a state, in chunks
 
 struct RowSums {
   int32_t rows, chunks, weight;
@@ -85,9 +86,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   const RowReader reader{p, rows, total_ckpts};
 
   if (tid == 0) span_count = 0;
-  const int chains = p.shape.pass_heads * p.shape.max_lanes;
   for (int i = tid; i < p.shape.ring_slots; i += kRowThreads) p.ready[i] = 0;
-  for (int i = tid; i < 2 * chains; i += kRowThreads) p.consumed[i] = 0;
+  for (int i = tid; i < 2 * p.shape.max_scanners; i += kRowThreads) p.consumed[i] = 0;
 
   // Orderly metadata is judged in parallel; offsets or lists that step back are walked row by row.
   bool orderly = true;
@@ -171,45 +171,70 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
     add_span(last, p.tokens);
   }
 
-  // Pass 3: lanes are runs of rows of about equal weight.
-  const int lanes = min(p.shape.max_lanes, base.rows);
-  const auto lane_of = [&](int k) {
-    const RowInfo& r = p.row_info[k];
-    const int64_t middle = 2 * static_cast<int64_t>(r.weight) + (r.len + kChunk - 1) / kChunk + kRowWeight;
-    return static_cast<int>(
-        min(static_cast<int64_t>(lanes - 1), middle * lanes / (2 * static_cast<int64_t>(base.weight))));
-  };
-  for (int k = tid; k < base.rows; k += kRowThreads) {
-    const int lane = lane_of(k), before = k ? lane_of(k - 1) : -1;
-    for (int g = before + 1; g <= lane; ++g) schedule.lane_row[g] = k, schedule.lane_chunk[g] = p.row_info[k].chunk;
-    if (k + 1 == base.rows)
-      for (int g = lane + 1; g <= lanes; ++g) schedule.lane_row[g] = base.rows, schedule.lane_chunk[g] = base.chunks;
+  // Pass 3: how many scanners, then their runs of items of about equal weight.
+  __shared__ int heaviest, best_cost, best_choice;
+  if (tid == 0) heaviest = 0, best_cost = INT_MAX, best_choice = INT_MAX;
+  __syncthreads();
+  const int heads = p.shape.heads;
+  const auto weight_of = [&](int k) { return (p.row_info[k].len + kChunk - 1) / kChunk + kRowWeight; };
+  for (int k = tid; k < base.rows; k += kRowThreads) atomicMax(&heaviest, weight_of(k));
+  __syncthreads();
+  const int64_t items = static_cast<int64_t>(base.rows) * heads, all = static_cast<int64_t>(base.weight) * heads;
+  // Choice 2 n + 1: n scanners of whole states; 2 n: of two halves. Its cost in microseconds is that of the slower
+  // side.
+  for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads) {
+    const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
+    if (n > items || left < 1 || kPrepGroups * left < n) continue;
+    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest);
+    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = all * kCostPrep / left;
+    atomicMin(&best_cost,
+              static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1))));
   }
-  for (int d = tid; d < base.chunks; d += kRowThreads) {
-    int lo = 0, hi = base.rows - 1;  // the last row that begins at or before chunk d
-    while (lo < hi) {
-      const int mid = (lo + hi + 1) >> 1;
-      if (p.row_info[mid].chunk <= d)
-        lo = mid;
-      else
-        hi = mid - 1;
+  __syncthreads();
+  for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads) {
+    const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
+    if (n > items || left < 1 || kPrepGroups * left < n) continue;
+    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest);
+    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = all * kCostPrep / left;
+    if (static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1))) ==
+        best_cost)
+      atomicMin(&best_choice, choice);
+  }
+  __syncthreads();
+  const int scanners = base.rows > 0 ? best_choice >> 1 : 0, width = best_choice & 1 ? 2 : 1;
+  // Scanner s begins with the first item whose middle lies at or past s / scanners of the weight.
+  for (int s = tid; s <= scanners; s += kRowThreads) {
+    int row = base.rows, head = 0;
+    if (s == 0) {
+      row = 0;
+    } else if (s < scanners) {
+      const int64_t target = 2 * s * all;  // against (2 before + own) * scanners
+      int lo = 0, hi = base.rows - 1;      // the last row whose first item is short of it
+      while (lo < hi) {
+        const int mid = (lo + hi + 1) >> 1;
+        if ((2 * static_cast<int64_t>(p.row_info[mid].weight) * heads + weight_of(mid)) * scanners < target)
+          lo = mid;
+        else
+          hi = mid - 1;
+      }
+      row = lo;
+      const int64_t own = weight_of(row), before = 2 * static_cast<int64_t>(p.row_info[row].weight) * heads + own;
+      const int64_t missing = target - before * scanners, gain = 2 * own * scanners;
+      head = missing <= 0 ? 0 : static_cast<int>(min((missing + gain - 1) / gain, static_cast<int64_t>(heads)));
+      if (head == heads) head = 0, ++row;
     }
-    const RowInfo& r = p.row_info[lo];
-    const int at = (d - r.chunk) * kChunk;
-    p.chunk_info[d] = {r.token + at, min(kChunk, r.len - at)};
+    schedule.item[s] = row * heads + head;
+    const int own = row < base.rows ? (p.row_info[row].len + kChunk - 1) / kChunk : 0;
+    schedule.chunk[s] = (row < base.rows ? p.row_info[row].chunk : base.chunks) * heads + head * own;
   }
   __syncthreads();
   if (tid == 0) {
     int longest = 0;
-    for (int g = 0; g < lanes; ++g) longest = max(longest, schedule.lane_chunk[g + 1] - schedule.lane_chunk[g]);
-    schedule.rows = base.rows, schedule.chunks = base.chunks, schedule.spans = span_count, schedule.lanes = lanes;
-    schedule.heads = p.shape.pass_heads, schedule.passes = p.shape.passes;
-    const int active = lanes * p.shape.pass_heads;
-    schedule.depth = active ? min(p.shape.max_depth, p.shape.ring_slots / active) : 1;
+    for (int s = 0; s < scanners; ++s) longest = max(longest, schedule.chunk[s + 1] - schedule.chunk[s]);
+    schedule.rows = base.rows, schedule.spans = span_count, schedule.scanners = scanners, schedule.width = width;
+    schedule.scan_ctas = width == 2 ? scanners : 2 * scanners;
+    schedule.depth = scanners ? min(p.shape.max_depth, p.shape.ring_slots / scanners) : 1;
     schedule.longest = longest;
-    schedule.scan_ctas = 2 * active;
-    // With few chains the scan is the limit: its CTAs do nothing else.
-    schedule.prep_first = 2 * schedule.scan_ctas <= p.shape.ctas ? schedule.scan_ctas : 0;
   }
   __syncthreads();
   for (int i = tid; i < static_cast<int>(sizeof(Schedule) / 4); i += kRowThreads)

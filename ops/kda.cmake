@@ -20,3 +20,4 @@ kadence_test(kda_step_test SOURCES kda_step_test.cc LINK kadence_ops_testing LAB
 kadence_test(kda_plan_test SOURCES kda_plan_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(conv1d_test SOURCES conv1d_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(kda_fault_test SOURCES kda_fault_test.cc LINK kadence_ops_testing LABELS ops)
+kadence_test(kda_status_test SOURCES kda_status_test.cc LINK kadence_ops_testing LABELS ops)

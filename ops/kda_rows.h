@@ -20,10 +20,11 @@ struct KdaRow {
 // belongs to two rows.
 class KdaRowCursor {
  public:
-  KdaRowCursor(const KdaMetadata& metadata, bool seq_int64, int64_t tokens, int64_t in_slots, int64_t out_slots,
+  KdaRowCursor(const KdaMetadata& metadata, const KdaProblem& problem, int64_t tokens, int64_t in_slots, int64_t out_slots,
                int64_t ckpt_slots)
       : m_(metadata),
-        int64_(seq_int64),
+        int64_(problem.seq_int64),
+        max_checkpoints_(problem.bounds.max_checkpoints),
         tokens_(tokens),
         in_slots_(in_slots),
         out_slots_(out_slots),
@@ -59,8 +60,8 @@ class KdaRowCursor {
     return int64_ ? static_cast<const int64_t*>(m_.seq_begin)[i] : static_cast<const int32_t*>(m_.seq_begin)[i];
   }
   bool read_checkpoints(int32_t i, KdaRow& r) const {
-    // The end of the last row bounds the arrays: entries outside [0, M] are never dereferenced.
-    const int32_t total = m_.ckpt_begin[rows_];
+    // The arrays hold at most what the plan was made for: nothing beyond is dereferenced.
+    const int32_t total = std::min(m_.ckpt_begin[rows_], max_checkpoints_);
     r.ckpt_begin = m_.ckpt_begin[i], r.ckpt_end = m_.ckpt_begin[i + 1];
     if (r.ckpt_begin < 0 || r.ckpt_end < r.ckpt_begin || r.ckpt_end > total) return false;
     int64_t previous = 0;
@@ -75,6 +76,7 @@ class KdaRowCursor {
 
   const KdaMetadata& m_;
   const bool int64_;
+  const int32_t max_checkpoints_;
   const int64_t tokens_, in_slots_, out_slots_, ckpt_slots_;
   const int32_t rows_;
   int32_t index_ = 0;

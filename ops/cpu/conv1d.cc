@@ -97,17 +97,17 @@ void extend_row(const Conv1dExtendArgs& a, const KdaRow& row, Tile tile, const C
 
 void conv1d_extend(const KdaPlan& plan, const Conv1dExtendArgs& a, device::Stream& stream) {
   const Conv1dArgs& c = a.conv;
-  const bool seq_int64 = plan.problem().seq_int64;
+  const KdaProblem& p = plan.problem();
   const ConvKernel kernel = conv_kernel(plan.isa());
   if (a.metadata.rows > 0) {
-    KdaRowCursor cursor(a.metadata, seq_int64, a.tokens, a.window_in.slots, a.window_out.slots, a.checkpoints.slots);
+    KdaRowCursor cursor(a.metadata, p, a.tokens, a.window_in.slots, a.window_out.slots, a.checkpoints.slots);
     for (int32_t i = 0; i < cursor.rows(); ++i) report_row(a.metadata.status, i, cursor.next().status);
   }
   stream.parallel_for(tile_count(c.channels), [&](int64_t task, int) {
     const Tile tile = tile_of(c.channels, task);
     int64_t zeroed = 0;
     if (a.metadata.rows > 0) {
-      KdaRowCursor cursor(a.metadata, seq_int64, a.tokens, a.window_in.slots, a.window_out.slots, a.checkpoints.slots);
+      KdaRowCursor cursor(a.metadata, p, a.tokens, a.window_in.slots, a.window_out.slots, a.checkpoints.slots);
       for (int32_t i = 0; i < cursor.rows(); ++i) {
         const KdaRow row = cursor.next();
         if (row.status != KdaRowStatus::kOk) continue;

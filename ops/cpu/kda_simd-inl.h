@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/dtype.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #define KADENCE_UNROLL _Pragma("GCC unroll 16")

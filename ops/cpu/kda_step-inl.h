@@ -70,21 +70,32 @@ HWY_INLINE VF RoundThrough(VF x) {
   return Round::Load(bits);
 }
 
+inline constexpr int kStepRows = 4;
+
 template <class Src, class Dst, class Round>
 HWY_INLINE void StepRowsOf(const StepToken& token, const float* v, int K, const typename Src::T* src, typename Dst::T* dst, float* out, float* u) {
   const DF d;
   HWY_ALIGN float predicted[kSubChunk], read[kSubChunk];
   HWY_ALIGN float pp[kSubChunk * kLanes], po[kSubChunk * kLanes];
-  for (int r = 0; r < kSubChunk; ++r) {
+  // Four rows at a time share the loads of dk and dq; the next block is fetched meanwhile.
+  for (int r = 0; r < kSubChunk; r += kStepRows) {
     const typename Src::T* s = src + static_cast<int64_t>(r) * K;
-    VF p = hn::Zero(d), o = hn::Zero(d);
+    VF p[kStepRows], o[kStepRows];
+    KADENCE_UNROLL for (int i = 0; i < kStepRows; ++i) p[i] = o[i] = hn::Zero(d);
     for (int c = 0; c < K; c += static_cast<int>(kLanes)) {
-      const VF x = Src::Load(s + c);
-      p = hn::MulAdd(x, hn::Load(d, token.dk + c), p);
-      o = hn::MulAdd(x, hn::Load(d, token.dq + c), o);
+      const VF dk = hn::Load(d, token.dk + c), dq = hn::Load(d, token.dq + c);
+      KADENCE_UNROLL for (int i = 0; i < kStepRows; ++i) {
+        const typename Src::T* at = s + i * K + c;
+        const VF x = Src::Load(at);
+        hwy::Prefetch(at + kSubChunk * K);
+        p[i] = hn::MulAdd(x, dk, p[i]);
+        o[i] = hn::MulAdd(x, dq, o[i]);
+      }
     }
-    hn::Store(p, d, pp + r * kLanes);
-    hn::Store(o, d, po + r * kLanes);
+    KADENCE_UNROLL for (int i = 0; i < kStepRows; ++i) {
+      hn::Store(p[i], d, pp + (r + i) * kLanes);
+      hn::Store(o[i], d, po + (r + i) * kLanes);
+    }
   }
   ReduceRows16(pp, predicted);
   ReduceRows16(po, read);
@@ -93,13 +104,17 @@ HWY_INLINE void StepRowsOf(const StepToken& token, const float* v, int K, const 
     hn::StoreU(ur, d, u + r);
     hn::StoreU(hn::MulAdd(hn::Set(d, token.qk), ur, hn::Load(d, read + r)), d, out + r);
   }
-  for (int r = 0; r < kSubChunk; ++r) {
+  for (int r = 0; r < kSubChunk; r += kStepRows) {
     const typename Src::T* s = src + static_cast<int64_t>(r) * K;
     typename Dst::T* t = dst + static_cast<int64_t>(r) * K;
-    const VF ur = hn::Set(d, u[r]);
+    VF ur[kStepRows];
+    KADENCE_UNROLL for (int i = 0; i < kStepRows; ++i) ur[i] = hn::Set(d, u[r + i]);
     for (int c = 0; c < K; c += static_cast<int>(kLanes)) {
-      const VF x = hn::MulAdd(ur, hn::Load(d, token.k + c), hn::Mul(Src::Load(s + c), hn::Load(d, token.decay + c)));
-      Dst::Store(RoundThrough<Round>(x), t + c);
+      const VF k = hn::Load(d, token.k + c), decay = hn::Load(d, token.decay + c);
+      KADENCE_UNROLL for (int i = 0; i < kStepRows; ++i) {
+        const VF x = hn::MulAdd(ur[i], k, hn::Mul(Src::Load(s + i * K + c), decay));
+        Dst::Store(RoundThrough<Round>(x), t + i * K + c);
+      }
     }
   }
 }

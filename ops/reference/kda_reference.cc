@@ -192,7 +192,7 @@ void extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& stream)
   const int64_t width = int64_t{p.HV} * p.V;
   int64_t zeroed = 0, count = 0;
   if (a.metadata.rows > 0) {
-    KdaRowCursor cursor(a.metadata, p.seq_int64, a.tokens, a.state_in.slots, a.state_out.slots, a.checkpoints.slots);
+    KdaRowCursor cursor(a.metadata, p, a.tokens, a.state_in.slots, a.state_out.slots, a.checkpoints.slots);
     for (; count < cursor.rows(); ++count) {
       const KdaRow row = rows[count] = cursor.next();
       report_row(a.metadata.status, static_cast<int32_t>(count), row.status);

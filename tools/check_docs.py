@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the documents against the tree: every path, make target, test name and command-line flag in them must exist.
 
+  tests      `Suite.Name`: a TEST(Suite, Name) somewhere in the sources
   paths      `dir/file.ext` or [text](path) in Markdown: relative to the repository root or to the document
   targets    `make NAME`
   flags      `kadence SUB ... --flag`: --flag must be in `kadence SUB --help` (needs --binary)
@@ -36,6 +37,20 @@ def check_paths(document, text):
         if re.fullmatch(rf'[\w.\-/]+/[\w.\-]*\.({EXTENSIONS})|[\w.\-]+(/[\w.\-]+)+/', code) and not code.startswith(('build/', '/', '~')):
             if not exists(document, code):
                 yield f'`{code}`, which does not exist'
+
+
+def test_names():
+    names = set()
+    for path in ROOT.rglob('*.cc'):
+        if 'build' not in path.parts:
+            names.update('.'.join(m) for m in re.findall(r'^(?:TYPED_)?TEST(?:_F|_P)?\((\w+),\s*(\w+)\)', path.read_text(errors='replace'), re.M))
+    return names
+
+
+def check_tests(text, names):
+    for name in re.findall(r'`([A-Z]\w+\.[A-Z]\w+)`', text):
+        if name not in names:
+            yield f'`{name}`, a test that does not exist'
 
 
 def check_targets(text):
@@ -78,10 +93,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--binary', help='the kadence binary, for flags and run blocks')
     args = parser.parse_args()
-    errors, cache, checked = [], {}, documents()
+    errors, cache, checked, names = [], {}, documents(), test_names()
     for document in checked:
         text = document.read_text()
-        found = [*check_paths(document, text), *check_targets(text)]
+        found = [*check_paths(document, text), *check_targets(text), *check_tests(text, names)]
         if args.binary:
             found += [*check_flags(text, args.binary, cache), *run_blocks(text, args.binary)]
         errors += [f'{document.relative_to(ROOT)}: {e}' for e in found]

@@ -8,6 +8,8 @@
 
 namespace kadence::ops {
 
+// Filters act in the order of vLLM and SGLang, each on what the one before kept: penalties (repetition, then frequency and
+// presence), temperature, top-k, top-p, min-p. Penalties count for greedy choices too.
 struct SamplingParams {
   float temperature = 0;     // 0 = greedy
   int32_t top_k = 0;         // 0 = off

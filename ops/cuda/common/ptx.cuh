@@ -55,6 +55,12 @@ __device__ __forceinline__ void st_shared(uint32_t a, float x) { st_shared(a, __
 __device__ __forceinline__ void st_shared_v2(uint32_t a, uint32_t x, uint32_t y) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(a), "r"(x), "r"(y) : "memory");
 }
+// Only if `on`, by a predicate and not a branch.
+__device__ __forceinline__ void st_shared_v2_if(bool on, uint32_t a, uint32_t x, uint32_t y) {
+  asm volatile("{.reg .pred p;\n setp.ne.u32 p, %3, 0;\n @p st.shared.v2.b32 [%0], {%1, %2};}" ::"r"(a), "r"(x), "r"(y),
+               "r"(static_cast<uint32_t>(on))
+               : "memory");
+}
 __device__ __forceinline__ void st_shared_v4(uint32_t a, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }

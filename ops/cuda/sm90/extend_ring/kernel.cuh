@@ -39,9 +39,9 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
                                             int half, int l) {
   const uint32_t full = shared + kSharedBarriers, empty = full + kScanStages * 8;
   const int depth = c.depth, end = c.chunk[scanner + 1] - c.chunk[scanner], width = c.width;
-  const uint32_t* ready = p.ready + scanner * depth;
+  const uint32_t* ready = p.ready + scanner * kReadyPitch;
   const uint8_t* slots = p.slots + static_cast<size_t>(scanner) * depth * Slot::kBytes;
-  uint32_t* consumed = p.consumed + scanner * 2 + half;
+  uint32_t* consumed = p.consumed + scanner * kConsumedPitch + half;
   const auto publish =
       [&](uint32_t value) {  // slots that may be overwritten; a whole-state scanner speaks for both halves
         if (l < width) st_relaxed_gpu(consumed + l, value);
@@ -78,6 +78,7 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
 #ifdef KADENCE_DEBUG_WAITS
         if (++polls > (1 << 24)) __trap();
 #endif
+        if (known == at) __nanosleep(100);
       } while (known == at);
       fence_proxy_async_global();
     }
@@ -199,8 +200,8 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
     if (item.place.count == 0) break;
     announce(turn + kMailSlots - 1);
     if (l == 0) {
-      const int at = item.at, slot = item.scanner * depth + at % depth;
-      const uint32_t* consumed = p.consumed + item.scanner * 2;
+      const int at = item.at, slot = at % depth;
+      const uint32_t* consumed = p.consumed + item.scanner * kConsumedPitch;
       const auto room = [&] {
         return static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) - (at - depth + 1);
       };
@@ -210,20 +211,21 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
       int polls = 0;
 #endif
       while (kProbe != 1 && enough < 0) {
-        __nanosleep(32);
+        // About as long as the scan needs to get there: eager polls of many warps slow the whole L2 cache down.
+        __nanosleep(min(-enough, 32) * 400);
         enough = room();
 #ifdef KADENCE_DEBUG_WAITS
         if (++polls > (1 << 23)) __trap();
 #endif
       }
       fence_proxy_async_global();
-      bulk_store(p.slots + static_cast<size_t>(slot) * Slot::kBytes, base, Slot::kBytes);
+      bulk_store(p.slots + static_cast<size_t>(item.scanner * depth + slot) * Slot::kBytes, base, Slot::kBytes);
       bulk_commit();
       bulk_wait_read<0>();
       mbarrier_arrive(bars.free);
       bulk_wait<0>();
       fence_proxy_async_global();
-      st_release_gpu(p.ready + slot, static_cast<uint32_t>(at + 1));
+      st_release_gpu(p.ready + item.scanner * kReadyPitch + slot, static_cast<uint32_t>(at + 1));
     }
     __syncwarp();
   }

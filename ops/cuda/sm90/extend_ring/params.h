@@ -43,7 +43,7 @@ struct RingParams {
   const Schedule* schedule;
   const RowInfo* row_info;
   const Span* spans;
-  uint32_t *ready, *consumed;  // [scanner][depth], [scanner][2]
+  uint32_t *ready, *consumed;  // [scanner][kReadyPitch], [scanner][kConsumedPitch]
   uint8_t* slots;
 };
 

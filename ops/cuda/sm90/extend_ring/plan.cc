@@ -79,8 +79,8 @@ Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
   w.schedule = place(sizeof(Schedule));
   w.rows = place(rows * sizeof(RowInfo));
   w.spans = place((rows + 1) * sizeof(Span));
-  w.ready = place(static_cast<size_t>(shape.ring_slots) * sizeof(uint32_t));
-  w.consumed = place(static_cast<size_t>(shape.max_scanners) * 2 * sizeof(uint32_t));
+  w.ready = place(static_cast<size_t>(shape.max_scanners) * kReadyPitch * sizeof(uint32_t));
+  w.consumed = place(static_cast<size_t>(shape.max_scanners) * kConsumedPitch * sizeof(uint32_t));
   w.bytes = at;
   return w;
 }

@@ -265,14 +265,16 @@ struct ChunkPrep {
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       state[c] = second ? e_first[c] : 1.0f, update[c] = second ? e_second[c] : e_first[c] * e_second[c];
-    const uint32_t corner = lane_place(Prep::kCornerKeys, 2048, (w & 1) * 8),
-                   half = lane_place(Prep::kSecondHalf, 2048, (w & 1) * 8);
-    const uint32_t inverse = lane_place(Prep::kInverseKeys, 4096, w * 8),
-                   keys = lane_place(Slot::kKeyQuery, 8192, w * 8);
-    const uint32_t updates = lane_place(Prep::kUpdateKeys, 4096, w * 8);
+    // This lane's place in row 8 w of the tiles by the distance of their key halves; in the 16-row tiles in row 8 (w %
+    // 2).
+    const uint32_t in4096 = lane_place(0, 4096, w * 8), in8192 = lane_place(0, 8192, w * 8),
+                   in2048 = lane_place(0, 2048, (w & 1) * 8);
+    float rk[8], rq[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      rk[i] = __shfl_sync(~0u, inverse_norm, i), rq[i] = __shfl_sync(~0u, inverse_norm, 8 + i);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float rk = __shfl_sync(~0u, inverse_norm, i), rq = __shfl_sync(~0u, inverse_norm, 8 + i);
       const float k[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
       const float q[4] = {bf16_lo(raw.q[i].x), bf16_hi(raw.q[i].x), bf16_lo(raw.q[i].y), bf16_hi(raw.q[i].y)};
       float kp[4], qp[4], km[4];
@@ -283,24 +285,22 @@ struct ChunkPrep {
           pc = run[c] += g[i][c];
         else
           pc = run[c] + g[i][c];
-        const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk;  // kn = -k / |k|
-        kp[c] = kn * e, qp[c] = q[c] * rq * e, km[c] = -kn * f;
+        const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk[i];  // kn = -k / |k|
+        kp[c] = kn * e, qp[c] = q[c] * rq[i] * e, km[c] = -kn * f;
       }
-      // Row i of a group of eight: its 16-byte pieces are swapped by i, and nothing carries past them.
-      const auto at = [&](uint32_t first) { return (first + i * 128) ^ (i << 4); };
-      st_shared_v2(at(inverse), pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
-      if (second) {
-        st_shared_v2(at(half), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
-        st_shared_v2(at(half) + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
-      } else {
-        st_shared_v2(at(corner), pack_bf16(km[0] * e_first[0], km[1] * e_first[1]),
-                     pack_bf16(km[2] * e_first[2], km[3] * e_first[3]));
-      }
+      // Row i of a group of eight: its 16-byte pieces are swapped by i.
+      const uint32_t a4096 = (in4096 + i * 128) ^ (i << 4), a8192 = (in8192 + i * 128) ^ (i << 4),
+                     a2048 = (in2048 + i * 128) ^ (i << 4);
+      st_shared_v2(a4096 + Prep::kInverseKeys, pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
+      st_shared_v2_if(second, a2048 + Prep::kSecondHalf, pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
+      st_shared_v2_if(second, a2048 + Prep::kSecondHalf + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
+      st_shared_v2_if(!second, a2048 + Prep::kCornerKeys, pack_bf16(km[0] * e_first[0], km[1] * e_first[1]),
+                      pack_bf16(km[2] * e_first[2], km[3] * e_first[3]));
 #pragma unroll
       for (int c = 0; c < 4; ++c) kp[c] *= state[c], qp[c] *= state[c], km[c] *= update[c];
-      st_shared_v2(at(keys), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
-      st_shared_v2(at(keys) + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
-      st_shared_v2(at(updates), pack_f16(km[0], km[1]), pack_f16(km[2], km[3]));
+      st_shared_v2(a8192 + Slot::kKeyQuery, pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
+      st_shared_v2(a8192 + Slot::kKeyQuery + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
+      st_shared_v2(a4096 + Prep::kUpdateKeys, pack_f16(km[0], km[1]), pack_f16(km[2], km[3]));
     }
   }
 

@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   const RowReader reader{p, rows, total_ckpts};
 
   if (tid == 0) span_count = 0;
-  for (int i = tid; i < p.shape.ring_slots; i += kRowThreads) p.ready[i] = 0;
-  for (int i = tid; i < 2 * p.shape.max_scanners; i += kRowThreads) p.consumed[i] = 0;
+  for (int i = tid; i < p.shape.max_scanners * kReadyPitch; i += kRowThreads) p.ready[i] = 0;
+  for (int i = tid; i < p.shape.max_scanners * kConsumedPitch; i += kRowThreads) p.consumed[i] = 0;
 
   // Orderly metadata is judged in parallel; offsets or lists that step back are walked row by row.
   bool orderly = true;

@@ -116,6 +116,14 @@ std::vector<float> run(World& w, const std::vector<Span>& spans, GemmPhase phase
   return dense;
 }
 
+// Fills the pages with every sequence's latents.
+void write_all(World& w, device::Stream& stream) {
+  const int64_t begin[] = {0, w.length}, start[] = {0};
+  for (int64_t s = 0; s < w.sequences; ++s)
+    write_latents(w.shape, {1, begin, start, w.table.data() + s * w.max_pages, w.max_pages}, w.latents[s].data(),
+                  w.width, w.pages, stream);
+}
+
 const AttentionShape kShapes[] = {{4, 64, 16, 0.125f}, {1, 5, 3, 0.5f},  {3, 48, 32, 0.125f},
                                   {7, 16, 0, 0.25f},   {6, 40, 0, 0.2f}, {35, 32, 16, 0.15f}};
 
@@ -202,7 +210,7 @@ TEST_P(Attention, DecodeBitsDependOnTheRowAlone) {
     auto one = device::Stream::cpu(1, GetParam()), three = device::Stream::cpu(3, GetParam());
     const int64_t length = 1400, od = shape.heads * shape.latent;
     World w(shape, base::DType::kBF16, 64, 2, length, 9);
-    run(w, {{0, 0, length}, {1, 0, length}}, GemmPhase::kPrefill, three);
+    write_all(w, three);
     std::vector<Span> spans;
     for (int64_t i = 0; i < 11; ++i) spans.push_back({i % 2, i * 139 % length, i * 139 % length + 1});
     spans.push_back({0, 700, 700});  // an idle row
@@ -256,8 +264,7 @@ TEST_P(Attention, LongDecodeMergesItsPartsInOrder) {
     auto one = device::Stream::cpu(1, GetParam()), three = device::Stream::cpu(3, GetParam());
     const int64_t length = 6001, od = shape.heads * shape.latent;
     World w(shape, base::DType::kF32, 64, 1, length, 12);
-    const int64_t begin[] = {0, length}, start[] = {0};
-    write_latents(shape, {1, begin, start, w.table.data(), w.max_pages}, w.latents[0].data(), w.width, w.pages, three);
+    write_all(w, three);
     const auto got =
         run(w, {{0, 4607, 4608}, {0, 4608, 4609}, {0, length - 1, length}}, GemmPhase::kDecode, three, false);
     int64_t at = 0;

@@ -8,8 +8,8 @@ namespace kadence::engine {
 
 namespace {
 
-// Replays wait in memory only for their tokens; when requests end faster than the engine is ever idle, the oldest go.
-constexpr size_t kMostReplays = 1024;
+// Replays wait in memory for their tokens only; when requests end faster than the engine is ever idle, the oldest go.
+constexpr int64_t kMostReplayTokens = int64_t{1} << 22;
 
 }  // namespace
 
@@ -183,11 +183,13 @@ void Engine::Impl::queue_replay(const Request& f) {
   r->tokens.assign(f.tokens.begin(), f.tokens.begin() + depth);
   r->prompt = r->score_next = depth;
   r->spec.cache_salt = f.spec.cache_salt;
-  if (replays.size() >= kMostReplays) {
-    replays.pop_front();
-    ++counters.replays_dropped;
-  }
   replays.push_back(std::move(r));
+  int64_t held = 0;
+  for (const auto& pending : replays) held += pending->prompt;
+  for (; held > kMostReplayTokens && replays.size() > 1; ++counters.replays_dropped) {
+    held -= replays.front()->prompt;
+    replays.pop_front();
+  }
 }
 
 }  // namespace kadence::engine

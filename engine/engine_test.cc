@@ -330,7 +330,7 @@ TEST(Engine, OneCallHoldsAllRowsOfAPhase) {
   rig.drain();
 }
 
-TEST(Engine, WorksWithoutAttentionLayersAndWithoutCache) {
+TEST(Engine, WorksWithAndWithoutCache) {
   for (const bool cache : {true, false}) {
     Rig rig(24, 64, [&](EngineOptions& o) { o.radix_cache = cache; });
     const RequestSpec spec = generate(some_tokens(1, 300), 80);

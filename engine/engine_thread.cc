@@ -11,7 +11,7 @@ std::string message_of(const std::exception& e) { return *e.what() ? e.what() : 
 
 }  // namespace
 
-EngineThread::EngineThread(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
+EngineThread::EngineThread(std::unique_ptr<Engine> engine) : engine_(std::move(engine)), stats_(engine_->stats()) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -47,7 +47,12 @@ std::future<base::Result<RequestId>> EngineThread::submit(RequestSpec spec, List
   using Answer = base::Result<RequestId>;
   auto promise = std::make_shared<std::promise<Answer>>();
   std::future<Answer> future = promise->get_future();
-  const bool queued = post([this, promise, spec = std::move(spec), listener = std::move(listener)]() mutable {
+  const auto answered = listener.on_answer;
+  const auto answer = [promise, answered](Answer a) {
+    if (answered) answered(a);
+    promise->set_value(std::move(a));
+  };
+  const bool queued = post([this, answer, spec = std::move(spec), listener = std::move(listener)]() mutable {
     std::string closed;
     {
       const std::lock_guard lock(mutex_);
@@ -55,16 +60,17 @@ std::future<base::Result<RequestId>> EngineThread::submit(RequestSpec spec, List
                : stopping_       ? "the engine is shutting down"
                                  : "";
     }
-    if (!closed.empty()) return promise->set_value(Answer::failure(closed));
+    if (!closed.empty()) return answer(Answer::failure(closed));
+    std::optional<Answer> taken;
     try {
-      Answer answer = engine_->submit(std::move(spec));
-      if (answer) listeners_.emplace(answer.value(), std::move(listener));
-      promise->set_value(std::move(answer));
+      taken = engine_->submit(std::move(spec));
+      if (*taken) listeners_.emplace(taken->value(), std::move(listener));
     } catch (const std::exception& e) {
-      promise->set_value(Answer::failure(message_of(e)));
+      taken = Answer::failure(message_of(e));
     }
+    answer(std::move(*taken));
   });
-  if (!queued) promise->set_value(Answer::failure("the engine has shut down"));
+  if (!queued) answer(Answer::failure("the engine has shut down"));
   return future;
 }
 
@@ -79,6 +85,21 @@ std::future<EngineStats> EngineThread::stats() {
 }
 std::future<int64_t> EngineThread::predict_cached_tokens(RequestSpec spec) {
   return ask<int64_t>([spec = std::move(spec)](Engine& e) { return e.predict_cached_tokens(spec); }, 0);
+}
+
+bool EngineThread::call(std::function<void(Engine&)> work) {
+  return post([this, work = std::move(work)] {
+    try {
+      work(*engine_);
+    } catch (const std::exception& e) {
+      fail(message_of(e));
+    }
+  });
+}
+
+EngineStats EngineThread::last_stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
 }
 
 std::string EngineThread::failure() const {
@@ -123,6 +144,9 @@ void EngineThread::run() {
       busy = false;
     }
     deliver();
+    const EngineStats now = engine_->stats();
+    const std::lock_guard lock(mutex_);
+    stats_ = now;
   }
   // Whoever is left did not finish in time.
   while (!listeners_.empty()) {

@@ -25,6 +25,9 @@ class EngineThread {
   struct Listener {
     std::function<void(const TokenEvent&)> on_token;  // may be empty
     std::function<void(RequestOutput)> on_finish;     // exactly once for an accepted request; may be empty
+    // Exactly once, before the others: what submit() resolves to. May be empty. On the calling thread when the engine
+    // thread takes no calls any more.
+    std::function<void(const base::Result<RequestId>&)> on_answer = {};
   };
 
   explicit EngineThread(std::unique_ptr<Engine> engine);
@@ -40,6 +43,12 @@ class EngineThread {
   std::future<Engine::FlushResult> flush_cache();
   std::future<EngineStats> stats();
   std::future<int64_t> predict_cached_tokens(RequestSpec spec);
+
+  // Runs `work` on the engine thread between two steps; false, and it never runs, when the thread takes none any more.
+  // It must be short, hand its findings on as values and keep no reference.
+  bool call(std::function<void(Engine&)> work);
+  // The statistics after the last step; never waits for one.
+  EngineStats last_stats() const;
 
   // Takes no new requests, gives the running ones `grace` to finish, cancels the rest and ends the thread. Their
   // listeners have all been called when it returns. Pending replays are dropped. May be called again.
@@ -66,6 +75,7 @@ class EngineThread {
   bool stopping_ = false, closed_ = false;  // guarded by mutex_: no new requests; no calls at all
   std::chrono::steady_clock::time_point deadline_;
   std::string failure_;  // guarded by mutex_
+  EngineStats stats_;    // guarded by mutex_
   std::thread thread_;
 };
 

@@ -11,6 +11,8 @@ namespace kadence::engine {
 
 namespace {
 
+constexpr int32_t kMostRunningRequests = 65536;  // rows of a batch
+
 std::string text(int64_t v) { return std::to_string(v); }
 std::string mib(size_t bytes) { return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB"; }
 
@@ -23,6 +25,10 @@ void require_given_or_zero(const char* flag, int64_t value) {
 
 void check_options(const EngineOptions& o) {
   require_positive("--max-running-requests", o.max_running_requests);
+  if (o.max_running_requests > kMostRunningRequests) {
+    base::throw_invalid("--max-running-requests", "at most " + text(kMostRunningRequests),
+                        text(o.max_running_requests));
+  }
   require_positive("--page-size", o.page_size);
   require_positive("--mamba-track-interval", o.track_interval);
   require_given_or_zero("--state-slots", o.state_slots);
@@ -139,6 +145,13 @@ MemoryPlan size_pools(const ModelSizes& sizes, const EngineOptions& o, const dev
                                                 p.bytes_per_slot ? static_cast<int64_t>(rest / p.bytes_per_slot)
                                                                  : std::numeric_limits<int32_t>::max())
                             : derive_slots(asked, p.slots_per_request, cache, p.bytes_per_slot, pools);
+  const auto too_small = [&](const char* flag, int64_t value, const char* lacking) {
+    base::throw_invalid("--memory",
+                        std::string("room for ") + lacking + " beside " + flag + " " + text(value) + " and " +
+                            mib(fixed) + " of weights and workspace",
+                        mib(budget));
+  };
+  if (slots < 1) too_small("--kv-tokens", o.kv_tokens, "a state slot");
   p.state_slots = static_cast<int32_t>(std::clamp<int64_t>(slots, 1, std::numeric_limits<int32_t>::max()));
   p.state_bytes = static_cast<size_t>(p.state_slots) * p.bytes_per_slot;
 
@@ -151,6 +164,7 @@ MemoryPlan size_pools(const ModelSizes& sizes, const EngineOptions& o, const dev
     p.notes.push_back("--kv-tokens " + text(o.kv_tokens) + " is rounded down to " + text(pages * o.page_size) +
                       ", a multiple of the page size " + text(o.page_size));
   }
+  if (pages < 1) too_small("--state-slots", p.state_slots, "a page");
   pages = std::clamp<int64_t>(pages, 1, std::numeric_limits<int32_t>::max());
   p.kv_tokens = pages * o.page_size;
   p.kv_bytes = static_cast<size_t>(pages) * page_bytes;

@@ -130,6 +130,10 @@ TEST(MemoryPlan, RefusesContradictionsWithTheFlagAndTheNumber) {
   EXPECT_THAT(plan({.state_slots = -1}), HasSubstr("--state-slots"));
   EXPECT_THAT(plan({.kv_tokens = 63}), AllOf(HasSubstr("--kv-tokens"), HasSubstr("64"), HasSubstr("63")));
   EXPECT_THAT(plan({.state_dtype = base::DType::kI32}), HasSubstr("--mamba-ssm-dtype"));
+  EXPECT_THAT(plan({.max_running_requests = 65537}), AllOf(HasSubstr("--max-running-requests"), HasSubstr("65536")));
+  EXPECT_THAT(plan({.state_slots = 4000, .memory_bytes = int64_t{12} << 30}),
+              AllOf(HasSubstr("room for a page"), HasSubstr("4000"), HasSubstr("12288 MiB")));
+  EXPECT_THAT(plan({.kv_tokens = 1 << 24, .memory_bytes = int64_t{12} << 30}), HasSubstr("room for a state slot"));
   EXPECT_THAT(plan({.memory_bytes = int64_t{5} << 30}),
               AllOf(HasSubstr("--memory"), HasSubstr("weights 10240 MiB"), HasSubstr("5120 MiB")));
   EXPECT_THAT(plan({.state_slots = 4000, .kv_tokens = 64, .memory_bytes = int64_t{12} << 30}),

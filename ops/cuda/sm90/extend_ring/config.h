@@ -69,6 +69,9 @@ inline constexpr int kSharedSchedule = kSharedPrepBarriers + kPrepGroups * kPrep
 inline constexpr int kMaxScanners = 128;
 inline constexpr int kMaxDepth = 48;        // slots of one scanner's ring
 inline constexpr int kMaxRingSlots = 1056;  // 28.7 MB: stays in the L2 cache
+// Words from a scanner's flags to the next's: whole cache lines, since many CTAs poll them.
+inline constexpr int kReadyPitch = 64, kConsumedPitch = 32;
+static_assert(kMaxDepth <= kReadyPitch);
 
 // A row that is computed, in order; written by extend_rows, read by extend_ring.
 struct RowInfo {

@@ -104,7 +104,8 @@ struct TokenEvent {
   RequestId request;
   int32_t token = -1;
   int64_t index = 0;  // of the generated tokens
-  float logprob = 0;
+  float logprob = 0;  // if asked
+  TopLogProbs top;    // if asked
 };
 
 // What happened so far; counters never decrease.

@@ -274,7 +274,7 @@ void Engine::Impl::accept_token(Request& r, RowResult& result) {
   r.tokens.push_back(token);
   if (is_stop(r, token)) return finish(r, FinishReason::kStop);
   RequestOutput& out = r.output;
-  events.push_back({r.id, token, static_cast<int64_t>(out.output_ids.size()), result.logprob});
+  events.push_back({r.id, token, static_cast<int64_t>(out.output_ids.size()), result.logprob, result.top});
   out.output_ids.push_back(token);
   if (r.spec.output_logprobs) out.output_logprobs.push_back(result.logprob);
   if (r.spec.top_logprobs > 0) out.output_top_logprobs.push_back(std::move(result.top));

@@ -40,7 +40,8 @@ class Conv : public ::testing::TestWithParam<Target> {
     weight_ = normals(C * 4, 1), bias_ = normals(C, 2);
     d_weight_ = DeviceArray<float>(stream_, weight_), d_bias_ = DeviceArray<float>(stream_, bias_);
     Conv1dArgs a;
-    a.x = x.const_tokens(), a.y = y.tokens(), a.dtype = dtype, a.channels = C, a.weight = d_weight_.data(), a.bias = d_bias_.data();
+    a.x = x.const_tokens(), a.y = y.tokens(), a.dtype = dtype, a.channels = C, a.weight = d_weight_.data(),
+    a.bias = d_bias_.data();
     return a;
   }
   device::Stream stream_;
@@ -55,7 +56,8 @@ TEST_P(Conv, ExtendMatchesTheSumAndLeavesWindowsAtCheckpoints) {
       std::vector<int64_t> begin{0};
       for (int64_t n : lengths) begin.push_back(begin.back() + n);
       const int64_t T = begin.back() + 2;
-      GuardedTensor x(stream_, T, C, C + 8, dtype), y(stream_, T, C, C + 8, dtype), pool(stream_, 24, 3 * C, 3 * C + 8, dtype);
+      GuardedTensor x(stream_, T, C, C + 8, dtype), y(stream_, T, C, C + 8, dtype),
+          pool(stream_, 24, 3 * C, 3 * C + 8, dtype);
       std::vector<std::vector<float>> inputs, windows;
       std::vector<int32_t> in, out, ckpt_begin{0}, depth, slot;
       for (size_t i = 0; i < lengths.size(); ++i) {
@@ -65,7 +67,8 @@ TEST_P(Conv, ExtendMatchesTheSumAndLeavesWindowsAtCheckpoints) {
         in.push_back(i == 2 ? -1 : static_cast<int32_t>(i));
         if (in.back() >= 0) pool.fill_row(in.back(), windows[i].data());
         out.push_back(i == 1 || i == 3 ? in.back() : static_cast<int32_t>(10 + i));  // some in place
-        for (int32_t d = 64; d <= lengths[i]; d += 64) depth.push_back(d), slot.push_back(static_cast<int32_t>(18 + slot.size()));
+        for (int32_t d = 64; d <= lengths[i]; d += 64)
+          depth.push_back(d), slot.push_back(static_cast<int32_t>(18 + slot.size()));
         ckpt_begin.push_back(static_cast<int32_t>(depth.size()));
       }
       x.upload(stream_), pool.upload(stream_);
@@ -75,7 +78,8 @@ TEST_P(Conv, ExtendMatchesTheSumAndLeavesWindowsAtCheckpoints) {
       const KdaPlan plan = plan_kda(p, stream_.info(), {.backend = GetParam().backend});
       const device::Buffer buffer = poisoned_buffer(stream_, plan.metadata_bytes());
       KdaHostMetadata m;
-      m.seq_begin = begin, m.state_in = in, m.state_out = out, m.ckpt_begin = ckpt_begin, m.ckpt_depth = depth, m.ckpt_slot = slot;
+      m.seq_begin = begin, m.state_in = in, m.state_out = out, m.ckpt_begin = ckpt_begin, m.ckpt_depth = depth,
+      m.ckpt_slot = slot;
       m.tokens = T, m.state_in_slots = m.state_out_slots = m.ckpt_slots = 24;
       Conv1dExtendArgs a;
       a.conv = args(x, y, C, dtype), a.tokens = T, a.metadata = upload(plan, m, buffer.data(), stream_);
@@ -90,10 +94,16 @@ TEST_P(Conv, ExtendMatchesTheSumAndLeavesWindowsAtCheckpoints) {
           const std::vector<float> r = y.row(t);
           got.insert(got.end(), r.begin(), r.end());
         }
-        EXPECT_EQ(exceeds(compare(got, oracle_conv(inputs[i], windows[i], weight_, bias_, C), 1, C, dtype == DType::kF16 ? 0x1p-25 : 0), allowed(dtype), "y"), "") << C;
+        EXPECT_EQ(exceeds(compare(got, oracle_conv(inputs[i], windows[i], weight_, bias_, C), 1, C,
+                                  dtype == DType::kF16 ? 0x1p-25 : 0),
+                          allowed(dtype), "y"),
+                  "")
+            << C;
         EXPECT_EQ(pool.row(out[i]), window_after(inputs[i], windows[i], lengths[i], C)) << "row " << i;
         for (int32_t c = ckpt_begin[i]; c < ckpt_begin[i + 1]; ++c)
-          EXPECT_EQ(pool.row(slot[static_cast<size_t>(c)]), window_after(inputs[i], windows[i], depth[static_cast<size_t>(c)], C)) << "checkpoint " << c;
+          EXPECT_EQ(pool.row(slot[static_cast<size_t>(c)]),
+                    window_after(inputs[i], windows[i], depth[static_cast<size_t>(c)], C))
+              << "checkpoint " << c;
       }
       for (int64_t t = begin.back(); t < T; ++t) EXPECT_EQ(y.row(t), std::vector<float>(static_cast<size_t>(C), 0.0f));
     }
@@ -117,7 +127,8 @@ TEST_P(Conv, StepsAndDraftTreesHaveTheBitsOfExtend) {
     KdaHostMetadata m;
     m.seq_begin = begin, m.state_in = in, m.state_out = none, m.tokens = n, m.state_in_slots = m.state_out_slots = 4;
     Conv1dExtendArgs e;
-    e.conv = args(x, y, C, dtype), e.tokens = n, e.metadata = upload(plan, m, buffer.data(), stream_), e.window_in = e.window_out = view_of(pool);
+    e.conv = args(x, y, C, dtype), e.tokens = n, e.metadata = upload(plan, m, buffer.data(), stream_),
+    e.window_in = e.window_out = view_of(pool);
     run_conv1d(plan, e, stream_);
     y.download(stream_);
     std::vector<std::vector<float>> whole;
@@ -130,7 +141,8 @@ TEST_P(Conv, StepsAndDraftTreesHaveTheBitsOfExtend) {
       sx.upload(stream_);
       const DeviceArray<int32_t> slots(stream_, {2, -1});
       Conv1dStepArgs s;
-      s.conv = args(sx, sy, C, dtype), s.rows = 2, s.slot_in = s.slot_out = slots.data(), s.window_in = s.window_out = view_of(pool);
+      s.conv = args(sx, sy, C, dtype), s.rows = 2, s.slot_in = s.slot_out = slots.data(),
+      s.window_in = s.window_out = view_of(pool);
       run_conv1d(s, stream_);
       sy.download(stream_);
       EXPECT_EQ(sy.row(0), whole[static_cast<size_t>(t)]) << t;
@@ -146,9 +158,11 @@ TEST_P(Conv, StepsAndDraftTreesHaveTheBitsOfExtend) {
     for (int t = 0; t < n; ++t) vx.fill_row(t, &input[static_cast<size_t>(t * C)]);
     vx.fill_row(5, &input[static_cast<size_t>(C)]);
     vx.upload(stream_);
-    const DeviceArray<int32_t> drafts(stream_, {6, 6}), parent(stream_, {-1, 0, 1, 2, 3, 0, -1, 0, 1, 2, 3, 0}), slots(stream_, {1, -1});
+    const DeviceArray<int32_t> drafts(stream_, {6, 6}), parent(stream_, {-1, 0, 1, 2, 3, 0, -1, 0, 1, 2, 3, 0}),
+        slots(stream_, {1, -1});
     Conv1dVerifyArgs v;
-    v.conv = args(vx, vy, C, dtype), v.rows = 2, v.D = 6, v.n_draft = drafts.data(), v.parent = parent.data(), v.slot_in = slots.data(), v.window_in = view_of(pool);
+    v.conv = args(vx, vy, C, dtype), v.rows = 2, v.D = 6, v.n_draft = drafts.data(), v.parent = parent.data(),
+    v.slot_in = slots.data(), v.window_in = view_of(pool);
     run_conv1d(v, stream_);
     vy.download(stream_);
     for (int t = 0; t < n; ++t) EXPECT_EQ(vy.row(t), whole[static_cast<size_t>(t)]) << t;
@@ -162,7 +176,8 @@ INSTANTIATE_TEST_SUITE_P(Cpu, Conv, ::testing::ValuesIn(cpu_targets(false)), tar
 TEST(StateCopy, CopiesThenClearsAllLayers) {
   device::Stream s = device::Stream::cpu(2);
   const int64_t n = 2 * 16 * 16, slots = 6, layers = 3, C = 24;
-  GuardedTensor states(s, slots * layers, n, n + 16, DType::kF32), windows(s, slots * layers, 3 * C, 3 * C + 8, DType::kBF16);
+  GuardedTensor states(s, slots * layers, n, n + 16, DType::kF32),
+      windows(s, slots * layers, 3 * C, 3 * C + 8, DType::kBF16);
   const auto state_value = [](int64_t row) { return static_cast<float>(row + 1); };
   for (int64_t r = 0; r < slots * layers; ++r) {
     states.fill_row(r, std::vector<float>(static_cast<size_t>(n), state_value(r)).data());
@@ -173,15 +188,20 @@ TEST(StateCopy, CopiesThenClearsAllLayers) {
   StateCopyArgs a;
   a.states = {states.data(), DType::kF32, slots, n + 16, static_cast<int32_t>(layers), slots * (n + 16)};
   a.windows = {windows.data(), DType::kBF16, slots, 3 * C + 8, static_cast<int32_t>(layers), slots * (3 * C + 8)};
-  a.HV = 2, a.V = a.K = 16, a.conv_channels = C, a.src = src.data(), a.dst = dst.data(), a.copies = 4, a.clear = clear.data(), a.clears = 3;
+  a.HV = 2, a.V = a.K = 16, a.conv_channels = C, a.src = src.data(), a.dst = dst.data(), a.copies = 4,
+  a.clear = clear.data(), a.clears = 3;
   run_state_copy(a, s);
   states.download(s), windows.download(s);
   EXPECT_EQ(states.damage("states") + windows.damage("windows"), "");
   for (int64_t layer = 0; layer < layers; ++layer)
     for (int64_t slot = 0; slot < slots; ++slot) {
-      const float want = slot == 5 ? 0 : slot >= 3 ? state_value(layer * slots + slot - 3) : state_value(layer * slots + slot);
-      EXPECT_EQ(states.row(layer * slots + slot), std::vector<float>(static_cast<size_t>(n), want)) << layer << " " << slot;
-      EXPECT_EQ(windows.row(layer * slots + slot), std::vector<float>(static_cast<size_t>(3 * C), want)) << layer << " " << slot;
+      const float want = slot == 5   ? 0
+                         : slot >= 3 ? state_value(layer * slots + slot - 3)
+                                     : state_value(layer * slots + slot);
+      EXPECT_EQ(states.row(layer * slots + slot), std::vector<float>(static_cast<size_t>(n), want))
+          << layer << " " << slot;
+      EXPECT_EQ(windows.row(layer * slots + slot), std::vector<float>(static_cast<size_t>(3 * C), want))
+          << layer << " " << slot;
     }
 }
 

@@ -19,5 +19,5 @@ kadence_test(kda_property_test SOURCES kda_property_test.cc LINK kadence_ops_tes
 kadence_test(kda_step_test SOURCES kda_step_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(kda_plan_test SOURCES kda_plan_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(conv1d_test SOURCES conv1d_test.cc LINK kadence_ops_testing LABELS ops)
-kadence_test(kda_fault_test SOURCES kda_fault_test.cc LINK kadence_ops_testing LABELS ops)
+kadence_test(kda_fault_test SOURCES kda_fault_test.cc kda_fault_slots_test.cc LINK kadence_ops_testing LABELS ops)
 kadence_test(kda_status_test SOURCES kda_status_test.cc LINK kadence_ops_testing LABELS ops)

@@ -1,11 +1,12 @@
 // The conformance table on every CPU backend and instruction set of this machine.
+#include "ops/testing/kda_conformance.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "ops/testing/compare.h"
-#include "ops/testing/kda_conformance.h"
 #include "ops/testing/kda_oracle.h"
 #include "ops/testing/pairwise.h"
 #include "ops/testing/targets.h"
@@ -20,7 +21,8 @@ class Conformance : public ::testing::TestWithParam<Target> {
     const KdaLimits limits = limits_of(GetParam().backend);
     Measured worst;
     for (const KdaCase& c : cases)
-      for (const std::string& fault : check_case(stream_, GetParam().backend, c, limits, &worst)) ADD_FAILURE() << fault;
+      for (const std::string& fault : check_case(stream_, GetParam().backend, c, limits, &worst))
+        ADD_FAILURE() << fault;
     RecordProperty("out", std::to_string(worst.out));
     RecordProperty("state", std::to_string(worst.state));
   }
@@ -43,8 +45,12 @@ TEST(Oracle, RecurrenceAndChunkFormAgree) {
     const OracleResult a = oracle_recurrence(c.problem, w, row), b = oracle_chunked(c.problem, w, row);
     const auto as_float = [](const std::vector<double>& v) { return std::vector<float>(v.begin(), v.end()); };
     EXPECT_EQ(exceeds(compare(as_float(b.out), a.out, c.problem.HV, c.problem.V), 1e-7, c.name + " out"), "");
-    EXPECT_EQ(exceeds(compare(as_float(b.state), a.state, c.problem.HV, int64_t{c.problem.V} * c.problem.K), 1e-7, c.name + " state"), "");
-    EXPECT_EQ(exceeds(compare(as_float(b.states[0]), a.states[0], c.problem.HV, int64_t{c.problem.V} * c.problem.K), 1e-7, c.name + " checkpoint"), "");
+    EXPECT_EQ(exceeds(compare(as_float(b.state), a.state, c.problem.HV, int64_t{c.problem.V} * c.problem.K), 1e-7,
+                      c.name + " state"),
+              "");
+    EXPECT_EQ(exceeds(compare(as_float(b.states[0]), a.states[0], c.problem.HV, int64_t{c.problem.V} * c.problem.K),
+                      1e-7, c.name + " checkpoint"),
+              "");
   }
 }
 

@@ -1,62 +1,18 @@
-// One test for each kind of fault that other KDA and delta-rule libraries have had in their operators, named after the
-// kind. Each goes red when the fault is planted (tests/faults/). Numerics come from float64 oracles or closed forms.
+// One test for each kind of fault that other KDA and delta-rule libraries have had in the arithmetic of their
+// operators, named after the kind. Each goes red when the fault is planted (tests/faults/). What is right comes from
+// float64 oracles or closed forms.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "base/error.h"
-#include "ops/testing/compare.h"
-#include "ops/testing/kda_batch.h"
-#include "ops/testing/kda_oracle.h"
+#include "ops/testing/fault_helpers.h"
 
 namespace kadence::ops::testing {
 namespace {
-
-constexpr double kFp32 = 1e-5;
-
-device::Stream& stream() {
-  static device::Stream s = device::Stream::cpu(2);
-  return s;
-}
-KdaProblem problem_of(int K, int V, int H = 1, int HV = 1) {
-  KdaProblem p;
-  p.H = H, p.HV = HV, p.K = K, p.V = V;
-  return p;
-}
-BatchLayout on(const std::string& backend) {
-  BatchLayout l;
-  l.options.backend = backend;
-  return l;
-}
-// Extends the row on both CPU backends and compares out and state with the recurrence.
-void expect_right(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row, const std::string& what, double tolerance = kFp32) {
-  const OracleResult want = oracle_recurrence(p, w, row);
-  for (const char* backend : {"cpu", "reference"}) {
-    const BatchResult got = run_extend(stream(), p, w, {&row}, on(backend));
-    for (const std::string& f : got.faults) ADD_FAILURE() << what << ": " << f;
-    EXPECT_EQ(exceeds(compare(got.rows[0].out, want.out, p.HV, p.V), tolerance, what + " out"), "") << backend;
-    EXPECT_EQ(exceeds(compare(got.rows[0].state, want.state, p.HV, int64_t{p.V} * p.K), tolerance, what + " state"), "") << backend;
-  }
-}
-void fill(std::vector<float>& v, float x) { std::fill(v.begin(), v.end(), x); }
-KdaRowData plain_row(const KdaProblem& p, int64_t len, uint64_t seed = 1) { return make_row(p, {}, len, seed); }
-// Weights that change nothing: A_log 0, no bias.
-KdaWeights unit_weights(const KdaProblem& p) {
-  KdaWeights w;
-  w.A_log.assign(static_cast<size_t>(p.HV), 0.0f);
-  return w;
-}
-// One token on the path of each phase; the state it leaves.
-std::vector<std::vector<float>> one_token_states(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row) {
-  KdaProblem v = p;
-  v.D = 1;
-  const VerifyBatch verified = run_verify(stream(), v, w, {{&row, {-1}, 0, -1, false}});
-  return {run_extend(stream(), p, w, {&row}).rows[0].state, run_steps(stream(), p, w, {&row}).rows[0].state, verified.rows[0].committed};
-}
 
 TEST(FaultB01, NearParallelKeysWithBetaNearOne) {
   KdaProblem p = problem_of(128, 32);
@@ -104,8 +60,11 @@ TEST(FaultB04, EachGateHasItsOwnFormula) {
     KdaGate gate;
     float x, A_log;
     double log_decay;
-  } cases[] = {{KdaGate::kBounded, 0, 0, -2.5},           {KdaGate::kSoftplus, 0, 0, -std::log(2.0)}, {KdaGate::kBounded, 1, std::log(2.0f), -4.403985},
-               {KdaGate::kSoftplus, 1, std::log(2.0f), -2.626523}, {KdaGate::kSoftplus, 25, 0, -25.0}};
+  } cases[] = {{KdaGate::kBounded, 0, 0, -2.5},
+               {KdaGate::kSoftplus, 0, 0, -std::log(2.0)},
+               {KdaGate::kBounded, 1, std::log(2.0f), -4.403985},
+               {KdaGate::kSoftplus, 1, std::log(2.0f), -2.626523},
+               {KdaGate::kSoftplus, 25, 0, -25.0}};
   for (const auto& c : cases) {
     p.gate = c.gate;
     KdaWeights w = unit_weights(p);
@@ -119,7 +78,8 @@ TEST(FaultB04, EachGateHasItsOwnFormula) {
   KdaWeights w = unit_weights(p);
   w.A_log[0] = std::log(2.0f), w.dt_bias.assign(16, 0.25f);
   fill(row.decay, 0.5f);
-  for (const std::vector<float>& state : one_token_states(p, w, row)) EXPECT_NEAR(state[0], std::exp(-5 / (1 + std::exp(-1.5))), 1e-7);
+  for (const std::vector<float>& state : one_token_states(p, w, row))
+    EXPECT_NEAR(state[0], std::exp(-5 / (1 + std::exp(-1.5))), 1e-7);
 }
 
 TEST(FaultB05, LogitsAndGivenBetaAreTheSameNumber) {
@@ -130,7 +90,8 @@ TEST(FaultB05, LogitsAndGivenBetaAreTheSameNumber) {
     const KdaRowData row = plain_row(logits, len);
     KdaRowData activated = row;
     for (float& b : activated.beta) b = static_cast<float>(1 / (1 + std::exp(-static_cast<double>(b))));
-    const RowResult a = run_extend(stream(), logits, w, {&row}).rows[0], b = run_extend(stream(), given, w, {&activated}).rows[0];
+    const RowResult a = run_extend(stream(), logits, w, {&row}).rows[0],
+                    b = run_extend(stream(), given, w, {&activated}).rows[0];
     const std::vector<double> out(b.out.begin(), b.out.end());
     EXPECT_EQ(exceeds(compare(a.out, out, 1, 32), 5e-7, "out"), "");
   }
@@ -163,7 +124,8 @@ TEST(FaultB08, NormAddsEpsilonToTheSumOfSquares) {
     row.state.clear();
     fill(row.k, amplitude), fill(row.q, amplitude), fill(row.v, 1), fill(row.beta, 1);
     const double x = amplitude / std::sqrt(128.0 * amplitude * amplitude + 1e-6);
-    for (const std::vector<float>& state : one_token_states(p, unit_weights(p), row)) EXPECT_NEAR(state[5], x, 3e-7 * x) << amplitude;
+    for (const std::vector<float>& state : one_token_states(p, unit_weights(p), row))
+      EXPECT_NEAR(state[5], x, 3e-7 * x) << amplitude;
     const BatchResult got = run_extend(stream(), p, unit_weights(p), {&row});
     EXPECT_NEAR(got.rows[0].out[3], 128 * x * x / std::sqrt(128.0), 1e-6 * x) << amplitude;
   }
@@ -195,27 +157,35 @@ TEST(FaultB10, TokenOffsetsBeyondTwoToThe31) {
   const KdaWeights w = make_weights(p, 2);
   for (const char* backend : {"cpu", "reference"}) {
     const KdaPlan plan = plan_kda(p, stream().info(), {.backend = backend});
-    Sparse memory[6] = {Sparse(T * pitch * 2), Sparse(T * pitch * 2), Sparse(T * pitch * 2), Sparse(T * pitch * 2), Sparse(T * pitch * 2), Sparse(T * pitch * 2)};
+    Sparse memory[6] = {Sparse(T * pitch * 2), Sparse(T * pitch * 2), Sparse(T * pitch * 2),
+                        Sparse(T * pitch * 2), Sparse(T * pitch * 2), Sparse(T * pitch * 2)};
     for (const Sparse& m : memory) ASSERT_NE(m.data(), nullptr);
     const std::vector<float>* from[] = {&row.q, &row.k, &row.v, &row.decay, &row.beta};
     for (int i = 0; i < 5; ++i) {
       const int64_t width = static_cast<int64_t>(from[i]->size()) / T;
       for (int64_t t = 0; t < T; ++t)
-        for (int64_t c = 0; c < width; ++c) base::store_f32(memory[i].data(), t * pitch + c, DType::kBF16, (*from[i])[static_cast<size_t>(t * width + c)]);
+        for (int64_t c = 0; c < width; ++c)
+          base::store_f32(memory[i].data(), t * pitch + c, DType::kBF16,
+                          (*from[i])[static_cast<size_t>(t * width + c)]);
     }
     std::vector<int32_t> offsets{0, static_cast<int32_t>(T)}, none{-1};
     device::Buffer workspace = poisoned_buffer(stream(), plan.workspace_bytes());
     KdaExtendArgs a;
-    a.q = {memory[0].data(), pitch}, a.k = {memory[1].data(), pitch}, a.v = {memory[2].data(), pitch}, a.decay = {memory[3].data(), pitch}, a.beta = {memory[4].data(), pitch};
-    a.out = {memory[5].data(), pitch}, a.tokens = T, a.A_log = w.A_log.data(), a.dt_bias = w.dt_bias.data(), a.workspace = workspace.data();
-    a.metadata.seq_begin = offsets.data(), a.metadata.state_in = a.metadata.state_out = none.data(), a.metadata.rows = 1;
+    a.q = {memory[0].data(), pitch}, a.k = {memory[1].data(), pitch}, a.v = {memory[2].data(), pitch},
+    a.decay = {memory[3].data(), pitch}, a.beta = {memory[4].data(), pitch};
+    a.out = {memory[5].data(), pitch}, a.tokens = T, a.A_log = w.A_log.data(), a.dt_bias = w.dt_bias.data(),
+    a.workspace = workspace.data();
+    a.metadata.seq_begin = offsets.data(), a.metadata.state_in = a.metadata.state_out = none.data(),
+    a.metadata.rows = 1;
     run_kda(plan, a, stream());
     KdaRowData fresh = row;
     fresh.state.clear();
     const BatchResult want = run_extend(stream(), p, w, {&fresh}, on(backend));
     for (int64_t t = 0; t < T; ++t)
       for (int64_t c = 0; c < 16; ++c)
-        ASSERT_EQ(base::load_f32(a.out.data, t * pitch + c, DType::kBF16), want.rows[0].out[static_cast<size_t>(t * 16 + c)]) << backend << " token " << t;
+        ASSERT_EQ(base::load_f32(a.out.data, t * pitch + c, DType::kBF16),
+                  want.rows[0].out[static_cast<size_t>(t * 16 + c)])
+            << backend << " token " << t;
   }
 }
 
@@ -241,10 +211,12 @@ TEST(FaultB11, SlotOffsetsBeyondTwoToThe31) {
     }
     std::vector<float> beta{row.beta[0], row.beta[0]}, out(32);
     alignas(64) static float aligned[5][32];
-    for (int i = 0; i < 4; ++i) std::copy(two[static_cast<size_t>(i)].begin(), two[static_cast<size_t>(i)].end(), aligned[i]);
+    for (int i = 0; i < 4; ++i)
+      std::copy(two[static_cast<size_t>(i)].begin(), two[static_cast<size_t>(i)].end(), aligned[i]);
     const std::vector<int32_t> from{1, 4097}, to{1, 4099};
     KdaStepArgs a;
-    a.q = {aligned[0], 16}, a.k = {aligned[1], 16}, a.v = {aligned[2], 16}, a.decay = {aligned[3], 16}, a.beta = {beta.data(), 1}, a.out = {aligned[4], 16};
+    a.q = {aligned[0], 16}, a.k = {aligned[1], 16}, a.v = {aligned[2], 16}, a.decay = {aligned[3], 16},
+    a.beta = {beta.data(), 1}, a.out = {aligned[4], 16};
     a.A_log = w.A_log.data(), a.dt_bias = w.dt_bias.data(), a.rows = 2, a.slot_in = from.data(), a.slot_out = to.data();
     a.state_in = a.state_out = {pool.data(), DType::kBF16, slots, pitch}, a.workspace = workspace.data();
     run_kda(plan, a, stream());
@@ -253,7 +225,8 @@ TEST(FaultB11, SlotOffsetsBeyondTwoToThe31) {
     const std::vector<uint16_t> zeros(n);
     // 4099 * pitch wrapped to 32 bits, and the neighbours.
     for (int64_t slot : {0, 2, 4096, 4098}) EXPECT_EQ(std::memcmp(at(slot), zeros.data(), n * 2), 0) << slot;
-    for (int64_t i = 0; i < n; ++i) EXPECT_EQ(base::load_f32(at(4097), i, DType::kBF16), row.state[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < n; ++i)
+      EXPECT_EQ(base::load_f32(at(4097), i, DType::kBF16), row.state[static_cast<size_t>(i)]);
   }
 }
 
@@ -264,7 +237,8 @@ TEST(FaultB12, LastPartialChunkUsesItsOwnEndDecay) {
     const KdaWeights w = make_weights(p, 3);
     for (int64_t len : {1, 2, 3, 4, 8, 15, 16, 17, 31, 33, 47, 63, 65, 72, 127, 129, 130, 289, 300})
       for (StateFamily state : {StateFamily::kNone, StateFamily::kNormal})
-        expect_right(p, w, make_row(p, {.gate = GateFamily::kWeak, .state = state}, len, static_cast<uint64_t>(len)), std::to_string(len) + " tokens");
+        expect_right(p, w, make_row(p, {.gate = GateFamily::kWeak, .state = state}, len, static_cast<uint64_t>(len)),
+                     std::to_string(len) + " tokens");
   }
 }
 
@@ -273,13 +247,15 @@ TEST(FaultB13, ScratchContentDoesNotMatter) {
   const KdaWeights w = make_weights(p, 1);
   std::vector<KdaRowData> rows;
   std::vector<const KdaRowData*> batch;
-  for (int64_t len : {200, 63, 17, 1, 95, 128, 64, 31, 5, 79}) rows.push_back(plain_row(p, len, static_cast<uint64_t>(len)));
+  for (int64_t len : {200, 63, 17, 1, 95, 128, 64, 31, 5, 79})
+    rows.push_back(plain_row(p, len, static_cast<uint64_t>(len)));
   for (const KdaRowData& r : rows) batch.push_back(&r);
   // run_extend fills the workspace with NaN patterns; what is left there by other work must not matter either.
   const BatchResult first = run_extend(stream(), p, w, batch);
   for (int i = 0; i < 30; ++i) {
     const BatchResult got = run_extend(stream(), p, w, batch);
-    for (size_t r = 0; r < rows.size(); ++r) ASSERT_TRUE(got.rows[r] == first.rows[r]) << "repeat " << i << " row " << r;
+    for (size_t r = 0; r < rows.size(); ++r)
+      ASSERT_TRUE(got.rows[r] == first.rows[r]) << "repeat " << i << " row " << r;
   }
   KdaProblem bounds = with_bounds(p, batch, 0);
   const KdaPlan plan = plan_kda(bounds, stream().info());
@@ -299,9 +275,12 @@ TEST(FaultB13, ScratchContentDoesNotMatter) {
       tensors[i].upload(stream());
     }
     KdaExtendArgs a;
-    a.q = tensors[0].const_tokens(), a.k = tensors[1].const_tokens(), a.v = tensors[2].const_tokens(), a.decay = tensors[3].const_tokens(), a.beta = tensors[4].const_tokens();
-    a.out = out.tokens(), a.tokens = 63, a.A_log = w.A_log.data(), a.dt_bias = w.dt_bias.data(), a.workspace = workspace.data();
-    a.metadata.seq_begin = offsets.data(), a.metadata.state_in = in.data(), a.metadata.state_out = out_slot.data(), a.metadata.rows = 1;
+    a.q = tensors[0].const_tokens(), a.k = tensors[1].const_tokens(), a.v = tensors[2].const_tokens(),
+    a.decay = tensors[3].const_tokens(), a.beta = tensors[4].const_tokens();
+    a.out = out.tokens(), a.tokens = 63, a.A_log = w.A_log.data(), a.dt_bias = w.dt_bias.data(),
+    a.workspace = workspace.data();
+    a.metadata.seq_begin = offsets.data(), a.metadata.state_in = in.data(), a.metadata.state_out = out_slot.data(),
+    a.metadata.rows = 1;
     a.state_out = {pool.data(), DType::kF32, 1, pool.pitch()};
     run_kda(plan, a, stream());
     pool.download(stream());
@@ -312,13 +291,16 @@ TEST(FaultB13, ScratchContentDoesNotMatter) {
 }
 
 TEST(FaultB15, KAndVMayDiffer) {
-  for (const auto& [K, V] : std::vector<std::pair<int, int>>{{128, 512}, {64, 128}, {256, 64}, {16, 48}, {48, 16}, {112, 80}}) {
+  for (const auto& [K, V] :
+       std::vector<std::pair<int, int>>{{128, 512}, {64, 128}, {256, 64}, {16, 48}, {48, 16}, {112, 80}}) {
     KdaProblem p = problem_of(K, V);
     const KdaWeights w = make_weights(p, 1);
     const KdaRowData row = plain_row(p, 50);
     expect_right(p, w, row, "K " + std::to_string(K) + " V " + std::to_string(V));
     const OracleResult want = oracle_recurrence(p, w, row);
-    EXPECT_EQ(exceeds(compare(run_steps(stream(), p, w, {&row}).rows[0].state, want.state, 1, int64_t{V} * K), 1e-6, "steps"), "");
+    EXPECT_EQ(
+        exceeds(compare(run_steps(stream(), p, w, {&row}).rows[0].state, want.state, 1, int64_t{V} * K), 1e-6, "steps"),
+        "");
   }
   // What cannot run is refused up front.
   EXPECT_THROW(plan_kda(problem_of(128, 1024), stream().info()), base::Error);
@@ -330,7 +312,8 @@ TEST(FaultB17, GivenDecayIsTheNaturalLogPerToken) {
   p.gate = KdaGate::kGivenLogDecay, p.beta_mode = KdaBeta::kGiven;
   KdaRowData row = plain_row(p, 3);
   fill(row.decay, -1), fill(row.beta, 0), fill(row.state, 1);
-  for (const std::vector<float>& state : one_token_states(p, {}, slice_row(p, row, 0, 1, row.state))) EXPECT_NEAR(state[7], std::exp(-1.0), 1e-7);
+  for (const std::vector<float>& state : one_token_states(p, {}, slice_row(p, row, 0, 1, row.state)))
+    EXPECT_NEAR(state[7], std::exp(-1.0), 1e-7);
   EXPECT_NEAR(run_extend(stream(), p, {}, {&row}).rows[0].state[7], std::exp(-3.0), 1e-8);
 }
 
@@ -348,7 +331,12 @@ TEST(FaultB18, NeighboursAndSplitsDoNotChangeBits) {
   EXPECT_TRUE(run_extend(stream(), p, w, batch).rows.back() == alone);
   EXPECT_TRUE(run_extend(stream(), p, w, {&zeros}).rows[0] == run_extend(stream(), p, w, {&none}).rows[0]);
   for (int64_t at : {64, 128}) {
-    const RowResult first = run_extend(stream(), p, w, {[&] { static KdaRowData s; s = slice_row(p, a, 0, at, a.state); return &s; }()}).rows[0];
+    const RowResult first = run_extend(stream(), p, w, {[&] {
+                                         static KdaRowData s;
+                                         s = slice_row(p, a, 0, at, a.state);
+                                         return &s;
+                                       }()})
+                                .rows[0];
     const KdaRowData rest = slice_row(p, a, at, 200, first.state);
     EXPECT_EQ(run_extend(stream(), p, w, {&rest}).rows[0].state, alone.state) << at;
   }
@@ -368,7 +356,8 @@ TEST(FaultB21, ValueHeadsShareQAndKOnly) {
           to->insert(to->end(), begin, begin + 32);
         }
     EXPECT_TRUE(run_extend(stream(), p, w, {&row}).rows[0] == run_extend(stream(), wide, w, {&repeated}).rows[0]) << HV;
-    EXPECT_EQ(run_steps(stream(), p, w, {&row}).rows[0].out, run_steps(stream(), wide, w, {&repeated}).rows[0].out) << HV;
+    EXPECT_EQ(run_steps(stream(), p, w, {&row}).rows[0].out, run_steps(stream(), wide, w, {&repeated}).rows[0].out)
+        << HV;
     expect_right(p, w, row, "grouped heads");
   }
   EXPECT_THROW(plan_kda(problem_of(32, 32, 2, 3), stream().info()), base::Error);
@@ -391,7 +380,9 @@ TEST(FaultB22, StatesAreVMajorOnEveryPath) {
     p.D = 1;
     const VerifyBatch last = run_verify(stream(), p, w, {{&third, {-1}, 0, -1, false}});
     EXPECT_EQ(exceeds(compare(last.rows[0].committed, want.state, 1, int64_t{V} * K), 2e-6, "state"), "");
-    EXPECT_EQ(exceeds(compare(last.rows[0].out, std::vector<double>(want.out.end() - V, want.out.end()), 1, V), 2e-6, "out"), "");
+    EXPECT_EQ(
+        exceeds(compare(last.rows[0].out, std::vector<double>(want.out.end() - V, want.out.end()), 1, V), 2e-6, "out"),
+        "");
   }
 }
 
@@ -439,177 +430,11 @@ TEST(FaultB25, StateKeepsItsDtypeAndFp32DoesNotDrift) {
   const std::vector<int32_t> slot{0};
   const device::Buffer workspace = device::Buffer::allocate(stream().info(), plan.workspace_bytes());
   KdaStepArgs a;
-  a.q = {memory, 16}, a.k = {memory, 16}, a.v = {memory, 16}, a.decay = {memory, 16}, a.beta = {memory, 1}, a.out = {memory + 64, 16}, a.A_log = memory;
+  a.q = {memory, 16}, a.k = {memory, 16}, a.v = {memory, 16}, a.decay = {memory, 16}, a.beta = {memory, 1},
+  a.out = {memory + 64, 16}, a.A_log = memory;
   a.rows = 1, a.slot_in = a.slot_out = slot.data(), a.workspace = workspace.data();
   a.state_in = a.state_out = {memory, DType::kBF16, 1, 256};
   EXPECT_THROW(run_kda(plan, a, stream()), base::Error);
-}
-
-// Slots as the device holds them: -1, out of range, far out of range.
-struct StepRun {
-  std::vector<std::vector<float>> out, pool;
-  std::vector<int32_t> status;
-  std::string damage;
-};
-StepRun step_slots(const std::string& backend, const std::vector<int32_t>& in, const std::vector<int32_t>& out_slots, DType state) {
-  KdaProblem p = problem_of(16, 16);
-  p.phase = KdaPhase::kStep, p.state_in = p.state_out = state;
-  const int64_t N = static_cast<int64_t>(in.size());
-  p.bounds = {static_cast<int32_t>(N), N, 0};
-  const KdaPlan plan = plan_kda(p, stream().info(), {.backend = backend});
-  const KdaWeights w = make_weights(p, 1);
-  const KdaRowData row = plain_row(p, N, 3);
-  GuardedTensor tensors[5], out(stream(), N, 16, 16, DType::kF32), pool(stream(), 5, 256, 272, state);
-  const std::vector<float>* from[] = {&row.q, &row.k, &row.v, &row.decay, &row.beta};
-  for (int i = 0; i < 5; ++i) {
-    const int64_t width = static_cast<int64_t>(from[i]->size()) / N;
-    tensors[i] = GuardedTensor(stream(), N, width, width, DType::kF32);
-    for (int64_t t = 0; t < N; ++t)
-      if (in[static_cast<size_t>(t)] >= 0) tensors[i].fill_row(t, from[i]->data() + t * width);
-    tensors[i].upload(stream());
-  }
-  for (int64_t s = 0; s < 5; ++s) pool.fill_row(s, std::vector<float>(256, static_cast<float>(s + 1)).data());
-  pool.upload(stream());
-  const DeviceArray<int32_t> d_in(stream(), in), d_out(stream(), out_slots), status(stream(), {0, 0});
-  const device::Buffer workspace = poisoned_buffer(stream(), plan.workspace_bytes());
-  KdaStepArgs a;
-  a.q = tensors[0].const_tokens(), a.k = tensors[1].const_tokens(), a.v = tensors[2].const_tokens(), a.decay = tensors[3].const_tokens(), a.beta = tensors[4].const_tokens();
-  a.out = out.tokens(), a.A_log = w.A_log.data(), a.dt_bias = w.dt_bias.data(), a.rows = static_cast<int32_t>(N), a.slot_in = d_in.data(), a.slot_out = d_out.data();
-  a.state_in = a.state_out = {pool.data(), state, 5, pool.pitch()}, a.status = status.data(), a.workspace = workspace.data();
-  run_kda(plan, a, stream());
-  out.download(stream()), pool.download(stream());
-  StepRun r;
-  for (int64_t i = 0; i < N; ++i) r.out.push_back(out.row(i));
-  for (int64_t s = 0; s < 5; ++s) r.pool.push_back(pool.row(s));
-  r.status = status.download(stream()), r.damage = out.damage("out") + pool.damage("pool");
-  return r;
-}
-bool slot_changed(const StepRun& r, int s) { return r.pool[static_cast<size_t>(s)] != std::vector<float>(256, static_cast<float>(s + 1)); }
-
-TEST(FaultB26, PaddingSlotsTouchNothing) {
-  const std::vector<float> zeros(16, 0.0f);
-  for (const char* backend : {"cpu", "reference"})
-    for (DType state : {DType::kF32, DType::kBF16})
-      for (const std::vector<int32_t>& slots : {std::vector<int32_t>{-1, 3}, {3, -1, -1}, {-1, -1}, {0, 1}, {5, 3}, {1 << 30, 3}, {-2, 3}}) {
-        const StepRun r = step_slots(backend, slots, slots, state);
-        EXPECT_EQ(r.damage, "");
-        bool out_of_range = false;
-        for (int s = 0; s < 5; ++s) EXPECT_EQ(slot_changed(r, s), std::count(slots.begin(), slots.end(), s) > 0) << backend << " slot " << s;
-        for (size_t i = 0; i < slots.size(); ++i) {
-          if (slots[i] < 0 || slots[i] >= 5) {
-            EXPECT_EQ(r.out[i], zeros);
-          }
-          out_of_range |= slots[i] < -1 || slots[i] >= 5;
-        }
-        EXPECT_EQ(r.status[1] != 0, out_of_range);
-      }
-}
-
-TEST(FaultB27, PaddedRowsOfAStepAreZeros) {
-  // step_slots poisons inputs of padded rows and all outputs with NaN.
-  const StepRun r = step_slots("cpu", {0, -1, 1, -1, 2, -1, 3, 4}, {0, -1, 1, -1, 2, -1, 3, 4}, DType::kF32);
-  for (size_t i = 0; i < r.out.size(); ++i)
-    for (float x : r.out[i]) {
-      EXPECT_TRUE(std::isfinite(x)) << i;
-      if (i == 1 || i == 3 || i == 5) {
-        EXPECT_EQ(x, 0.0f);
-      }
-    }
-}
-
-TEST(FaultB29, PaddingNeverReachesAParkedState) {
-  // Six live states of which four are scheduled, padded to eight; the two others must keep every bit, in verify too.
-  KdaProblem p = problem_of(16, 16);
-  p.D = 3;
-  const KdaWeights w = make_weights(p, 1);
-  std::vector<KdaRowData> data;
-  for (int i = 0; i < 8; ++i) data.push_back(plain_row(p, 3, 5 + static_cast<uint64_t>(i)));
-  std::vector<VerifyRow> rows;
-  for (int i = 0; i < 8; ++i) rows.push_back({&data[static_cast<size_t>(i)], {-1, 0, 1}, 2, -1, i >= 4});
-  // run_verify parks the state of a padded row in a slot of its own, and reports any slot that verify or commit touch.
-  const VerifyBatch got = run_verify(stream(), p, w, rows);
-  EXPECT_TRUE(got.faults.empty()) << got.faults[0];
-  EXPECT_EQ(got.status[1], 0);
-  const StepRun r = step_slots("cpu", {0, 1, -1, -1}, {0, 1, -1, -1}, DType::kF32);
-  for (int s : {2, 3, 4}) EXPECT_FALSE(slot_changed(r, s));
-}
-
-TEST(FaultB31, PoisonedSlotsDoNotLeakIntoFreshRows) {
-  // All slots hold NaN in run_extend and run_verify unless a row reads them; -1 selects zeros and never multiplies.
-  for (KdaGate gate : {KdaGate::kBounded, KdaGate::kSoftplus}) {
-    KdaProblem p = problem_of(32, 32);
-    p.gate = gate;
-    const KdaWeights w = make_weights(p, 1);
-    KdaRowData fresh = plain_row(p, 70, 1), saturated = make_row(p, {.gate = GateFamily::kSaturated}, 70, 2);
-    fresh.state.clear(), saturated.state.clear();
-    expect_right(p, w, fresh, "fresh");
-    expect_right(p, w, saturated, "fresh and saturated");
-  }
-}
-
-TEST(FaultB33, LaterPiecesContinueFromTheCarriedState) {
-  const KdaProblem p = problem_of(32, 32);
-  const KdaWeights w = make_weights(p, 1);
-  const KdaRowData row = make_row(p, {.gate = GateFamily::kWeak}, 1000, 2);
-  const OracleResult want = oracle_recurrence(p, w, row);
-  const RowResult whole = run_extend(stream(), p, w, {&row}).rows[0];
-  for (int64_t piece : {960, 143, 16, 1}) {
-    std::vector<float> state = row.state;
-    for (int64_t at = 0; at < row.len; at += piece) {
-      const KdaRowData part = slice_row(p, row, at, std::min<int64_t>(row.len, at + piece), state);
-      state = run_extend(stream(), p, w, {&part}).rows[0].state;
-    }
-    EXPECT_EQ(exceeds(compare(state, want.state, 1, 1024), kFp32, "pieces of " + std::to_string(piece)), "");
-    if (piece % 64 == 0) {
-      EXPECT_EQ(state, whole.state);
-    }
-  }
-}
-
-TEST(FaultB37, CommitTakesTheAcceptedNodeForStateAndWindow) {
-  KdaProblem p = problem_of(32, 16);
-  p.D = 4;
-  const KdaWeights w = make_weights(p, 1);
-  const int C = 32;
-  std::vector<KdaRowData> data;
-  std::vector<std::vector<float>> x, windows;
-  std::vector<VerifyRow> rows;
-  const std::vector<int32_t> chain{-1, 0, 1, 2}, tree{-1, 0, 0, 2};
-  for (int i = 0; i < 8; ++i) data.push_back(make_row(p, {.gate = GateFamily::kWeak}, 4, 11 + static_cast<uint64_t>(i)));
-  for (int i = 0; i < 8; ++i) {
-    rows.push_back({&data[static_cast<size_t>(i)], i < 4 ? chain : tree, i % 4, -1, false});
-    x.emplace_back(4 * C), windows.emplace_back(3 * C);
-    for (int j = 0; j < 4 * C; ++j) x.back()[static_cast<size_t>(j)] = static_cast<float>(1000 * i + j);
-    for (int j = 0; j < 3 * C; ++j) windows.back()[static_cast<size_t>(j)] = static_cast<float>(-1000 * i - j);
-  }
-  for (const char* backend : {"cpu", "reference"}) {
-    const VerifyBatch got = run_verify(stream(), p, w, rows, C, x, windows, on(backend));
-    for (const std::string& f : got.faults) ADD_FAILURE() << f;
-    for (size_t i = 0; i < 8; ++i) {
-      const std::vector<int32_t>& parent = rows[i].parent;
-      const TreeResult want = oracle_tree(p, w, data[i], parent, DType::kF32);
-      const int32_t node = rows[i].node;
-      EXPECT_EQ(exceeds(compare(got.rows[i].committed, want.states[static_cast<size_t>(node)], 1, 512), 1e-6, "committed"), "") << i;
-      // The newest entry of the window is the node's own input, the one before its parent's.
-      EXPECT_EQ(got.rows[i].window[2 * C], x[i][static_cast<size_t>(node * C)]) << i;
-      const int32_t up = parent[static_cast<size_t>(node)];
-      EXPECT_EQ(got.rows[i].window[C], up < 0 ? windows[i][2 * C] : x[i][static_cast<size_t>(up * C)]) << i;
-    }
-  }
-}
-
-TEST(FaultB39, AcceptedNodesOutOfRangeAreFlaggedNeverIndexed) {
-  KdaProblem p = problem_of(16, 16);
-  p.D = 4;
-  const KdaWeights w = make_weights(p, 1);
-  const KdaRowData row = plain_row(p, 2, 3);
-  for (const char* backend : {"cpu", "reference"})
-    for (int32_t node : {-1, 2, 3, 99, -7}) {
-      const VerifyBatch got = run_verify(stream(), p, w, {{&row, {-1, 0}, node, -1, false}}, 0, {}, {}, on(backend));
-      EXPECT_TRUE(got.faults.empty());
-      EXPECT_EQ(got.rows[0].committed, row.state) << node;
-      EXPECT_EQ(got.status[1] != 0, node != -1) << node;
-    }
 }
 
 }  // namespace

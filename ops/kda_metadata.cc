@@ -40,7 +40,8 @@ Layout layout_of(const KdaProblem& p) {
 }
 
 void want_size(size_t got, size_t wanted, const char* field) {
-  if (got != wanted) base::throw_invalid(std::string("metadata ") + field, std::to_string(wanted) + " entries", std::to_string(got));
+  if (got != wanted)
+    base::throw_invalid(std::string("metadata ") + field, std::to_string(wanted) + " entries", std::to_string(got));
 }
 
 struct Use {
@@ -55,7 +56,8 @@ void refuse_two_writers(std::vector<Use>& writes) {
   for (size_t i = 1; i < writes.size(); ++i)
     if (writes[i].slot == writes[i - 1].slot)
       refuse(writes[i].row, writes[i].field,
-             "a slot that no other entry writes (row " + std::to_string(writes[i - 1].row) + " writes it as " + writes[i - 1].field + ")",
+             "a slot that no other entry writes (row " + std::to_string(writes[i - 1].row) + " writes it as " +
+                 writes[i - 1].field + ")",
              writes[i].slot);
 }
 
@@ -78,7 +80,9 @@ void validate_slots(const KdaHostMetadata& m, int64_t rows) {
     if (m.state_in[i] < 0) continue;
     const auto it = std::lower_bound(outs.begin(), outs.end(), Use{m.state_in[i], -1, ""});
     if (it != outs.end() && it->slot == m.state_in[i] && it->row != i)
-      refuse(i, "state_in", "a slot that no other row writes (row " + std::to_string(it->row) + " writes it as " + it->field + ")", it->slot);
+      refuse(i, "state_in",
+             "a slot that no other row writes (row " + std::to_string(it->row) + " writes it as " + it->field + ")",
+             it->slot);
   }
 }
 
@@ -88,19 +92,25 @@ size_t kda_metadata_bytes(const KdaProblem& problem) { return layout_of(problem)
 
 void validate(const KdaPlan& plan, const KdaHostMetadata& m) {
   const KdaBounds& bounds = plan.problem().bounds;
-  if (plan.problem().phase != KdaPhase::kExtend) base::throw_invalid("metadata", "an extend plan", "a plan of another phase");
+  if (plan.problem().phase != KdaPhase::kExtend)
+    base::throw_invalid("metadata", "an extend plan", "a plan of another phase");
   if (m.seq_begin.empty()) base::throw_invalid("metadata seq_begin", "rows + 1 entries", "none");
   const int64_t rows = static_cast<int64_t>(m.seq_begin.size()) - 1;
-  if (rows > bounds.max_rows) base::throw_invalid("metadata rows", "at most bounds.max_rows = " + std::to_string(bounds.max_rows), std::to_string(rows));
+  if (rows > bounds.max_rows)
+    base::throw_invalid("metadata rows", "at most bounds.max_rows = " + std::to_string(bounds.max_rows),
+                        std::to_string(rows));
   if (m.tokens < 0 || m.tokens > bounds.max_tokens)
-    base::throw_invalid("metadata tokens", "0 to bounds.max_tokens = " + std::to_string(bounds.max_tokens), std::to_string(m.tokens));
+    base::throw_invalid("metadata tokens", "0 to bounds.max_tokens = " + std::to_string(bounds.max_tokens),
+                        std::to_string(m.tokens));
   want_size(m.state_in.size(), static_cast<size_t>(rows), "state_in");
   want_size(m.state_out.size(), static_cast<size_t>(rows), "state_out");
   if (m.seq_begin[0] != 0) refuse(0, "seq_begin", "0 for the first row", m.seq_begin[0]);
   for (int64_t i = 0; i < rows; ++i) {
     if (m.seq_begin[i + 1] < m.seq_begin[i])
-      refuse(i, "seq_begin", "an end at or after the row's start " + std::to_string(m.seq_begin[i]), m.seq_begin[i + 1]);
-    if (m.seq_begin[i + 1] > m.tokens) refuse(i, "seq_begin", "an end within the " + std::to_string(m.tokens) + " tokens", m.seq_begin[i + 1]);
+      refuse(i, "seq_begin", "an end at or after the row's start " + std::to_string(m.seq_begin[i]),
+             m.seq_begin[i + 1]);
+    if (m.seq_begin[i + 1] > m.tokens)
+      refuse(i, "seq_begin", "an end within the " + std::to_string(m.tokens) + " tokens", m.seq_begin[i + 1]);
     if (m.state_in[i] < -1 || m.state_in[i] >= m.state_in_slots)
       refuse(i, "state_in", "-1 or a slot below " + std::to_string(m.state_in_slots), m.state_in[i]);
     if (m.state_out[i] < -1 || m.state_out[i] >= m.state_out_slots)
@@ -116,20 +126,26 @@ void validate(const KdaPlan& plan, const KdaHostMetadata& m) {
     want_size(m.ckpt_begin.size(), static_cast<size_t>(rows) + 1, "ckpt_begin");
     const int64_t total = static_cast<int64_t>(m.ckpt_depth.size());
     if (total > bounds.max_checkpoints)
-      base::throw_invalid("metadata checkpoints", "at most bounds.max_checkpoints = " + std::to_string(bounds.max_checkpoints), std::to_string(total));
+      base::throw_invalid("metadata checkpoints",
+                          "at most bounds.max_checkpoints = " + std::to_string(bounds.max_checkpoints),
+                          std::to_string(total));
     want_size(m.ckpt_slot.size(), m.ckpt_depth.size(), "ckpt_slot");
     if (m.ckpt_begin[0] != 0) refuse(0, "ckpt_begin", "0 for the first row", m.ckpt_begin[0]);
-    if (m.ckpt_begin[rows] != total) refuse(rows - 1, "ckpt_begin", "the number of checkpoints " + std::to_string(total) + " at the end", m.ckpt_begin[rows]);
+    if (m.ckpt_begin[rows] != total)
+      refuse(rows - 1, "ckpt_begin", "the number of checkpoints " + std::to_string(total) + " at the end",
+             m.ckpt_begin[rows]);
     for (int64_t i = 0; i < rows; ++i) {
       if (m.ckpt_begin[i + 1] < m.ckpt_begin[i] || m.ckpt_begin[i + 1] > total)
-        refuse(i, "ckpt_begin", "an end at or after the start and within " + std::to_string(total), m.ckpt_begin[i + 1]);
+        refuse(i, "ckpt_begin", "an end at or after the start and within " + std::to_string(total),
+               m.ckpt_begin[i + 1]);
       const int64_t len = m.seq_begin[i + 1] - m.seq_begin[i];
       int64_t previous = 0;
       for (int32_t c = m.ckpt_begin[i]; c < m.ckpt_begin[i + 1]; ++c) {
         const int64_t depth = m.ckpt_depth[c];
         if (depth <= 0 || depth % kChunkTokens != 0) refuse(i, "ckpt_depth", "a positive multiple of 64", depth);
         if (depth > len) refuse(i, "ckpt_depth", "at most the row's length " + std::to_string(len), depth);
-        if (depth <= previous) refuse(i, "ckpt_depth", "more than the depth before it, " + std::to_string(previous), depth);
+        if (depth <= previous)
+          refuse(i, "ckpt_depth", "more than the depth before it, " + std::to_string(previous), depth);
         if (m.ckpt_slot[c] < -1 || m.ckpt_slot[c] >= m.ckpt_slots)
           refuse(i, "ckpt_slot", "-1 or a slot below " + std::to_string(m.ckpt_slots), m.ckpt_slot[c]);
         previous = depth;
@@ -142,7 +158,8 @@ void validate(const KdaPlan& plan, const KdaHostMetadata& m) {
 KdaMetadata upload(const KdaPlan& plan, const KdaHostMetadata& m, void* buffer, device::Stream& stream) {
   validate(plan, m);
   if (!buffer || reinterpret_cast<uintptr_t>(buffer) % kTensorAlign != 0)
-    base::throw_invalid("metadata buffer", "device memory aligned to 16 bytes", buffer ? "a misaligned address" : "null");
+    base::throw_invalid("metadata buffer", "device memory aligned to 16 bytes",
+                        buffer ? "a misaligned address" : "null");
   const KdaProblem& p = plan.problem();
   const Layout l = layout_of(p);
   const int32_t max_rows = p.bounds.max_rows;

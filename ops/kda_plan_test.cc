@@ -48,19 +48,26 @@ TEST(Plan, NamesTheFieldThatIsWrong) {
   EXPECT_THAT(refused([](KdaProblem& p) { p.io = DType::kBF16, p.decay = DType::kF16; }), HasSubstr("decay"));
   EXPECT_THAT(refused([](KdaProblem& p) { p.beta = DType::kF16; }), HasSubstr("beta"));
   EXPECT_THAT(refused([](KdaProblem& p) { p.state_in = DType::kF64; }), HasSubstr("state_in"));
-  for (float lb : {0.0f, 1.0f, -INFINITY, NAN}) EXPECT_THAT(refused([&](KdaProblem& p) { p.lower_bound = lb; }), HasSubstr("lower_bound")) << lb;
+  for (float lb : {0.0f, 1.0f, -INFINITY, NAN})
+    EXPECT_THAT(refused([&](KdaProblem& p) { p.lower_bound = lb; }), HasSubstr("lower_bound")) << lb;
   EXPECT_THAT(refused([](KdaProblem& p) { p.scale = NAN; }), HasSubstr("scale"));
   EXPECT_THAT(refused([](KdaProblem& p) { p.bounds.max_rows = -1; }), HasSubstr("max_rows"));
   EXPECT_THAT(refused([](KdaProblem& p) { p.phase = KdaPhase::kStep; }), HasSubstr("max_checkpoints"));
   for (int D : {0, -1, kMaxDraftTokens + 1})
-    EXPECT_THAT(refused([&](KdaProblem& p) { p.phase = KdaPhase::kVerify, p.bounds.max_checkpoints = 0, p.D = D; }), HasSubstr("KdaProblem::D"));
-  EXPECT_THAT(refused([](KdaProblem& p) { p.phase = KdaPhase::kVerify, p.bounds.max_checkpoints = 0, p.D = 2, p.state_out = DType::kBF16; }), HasSubstr("state_out"));
+    EXPECT_THAT(refused([&](KdaProblem& p) { p.phase = KdaPhase::kVerify, p.bounds.max_checkpoints = 0, p.D = D; }),
+                HasSubstr("KdaProblem::D"));
+  EXPECT_THAT(refused([](KdaProblem& p) {
+                p.phase = KdaPhase::kVerify, p.bounds.max_checkpoints = 0, p.D = 2, p.state_out = DType::kBF16;
+              }),
+              HasSubstr("state_out"));
   EXPECT_THAT(refused([](KdaProblem&) {}, {.backend = "tpu"}), HasSubstr("wanted auto, cpu, reference, got tpu"));
 }
 
 // Blocks are multiples of the 64-token grid: others are refused, not rounded, so that what is asked is what runs.
 TEST(Plan, BlocksOffTheGridAreRefused) {
-  for (int block : {1, 16, 63, 65, 100, -64}) EXPECT_THAT(refused([](KdaProblem&) {}, {.extend_block_tokens = block}), HasSubstr("0 or a multiple of 64")) << block;
+  for (int block : {1, 16, 63, 65, 100, -64})
+    EXPECT_THAT(refused([](KdaProblem&) {}, {.extend_block_tokens = block}), HasSubstr("0 or a multiple of 64"))
+        << block;
   EXPECT_EQ(plan_kda(small(), cpu(), {.extend_block_tokens = 192}).block_tokens(), 192);
   EXPECT_GT(plan_kda(small(), cpu()).block_tokens(), 0);
 }
@@ -70,7 +77,8 @@ TEST(Plan, RefusalListsWhatWasAskedWhatIsLackingAndTheSwitch) {
   EXPECT_THAT(text, HasSubstr("K=40"));
   EXPECT_THAT(text, HasSubstr("multiples of 16"));
   EXPECT_THAT(text, HasSubstr("--linear-attn-prefill-backend"));
-  const std::string fused = refused([](KdaProblem& p) { p.phase = KdaPhase::kStep, p.bounds.max_checkpoints = 0, p.fused_step = true; });
+  const std::string fused =
+      refused([](KdaProblem& p) { p.phase = KdaPhase::kStep, p.bounds.max_checkpoints = 0, p.fused_step = true; });
   EXPECT_THAT(fused, HasSubstr("fused step"));
   EXPECT_THAT(fused, HasSubstr("--linear-attn-decode-backend"));
   // The reference could, but it runs only when it is named.
@@ -112,11 +120,13 @@ TEST(Registry, TrackedBatchNeedsAPlanWithCheckpoints) {
   const std::vector<int64_t> begin{0, 64};
   const std::vector<int32_t> none{-1}, ckpt{0, 1}, depth{64}, slot{0};
   KdaHostMetadata m;
-  m.seq_begin = begin, m.state_in = none, m.state_out = none, m.ckpt_begin = ckpt, m.ckpt_depth = depth, m.ckpt_slot = slot, m.tokens = 64, m.ckpt_slots = 1;
+  m.seq_begin = begin, m.state_in = none, m.state_out = none, m.ckpt_begin = ckpt, m.ckpt_depth = depth,
+  m.ckpt_slot = slot, m.tokens = 64, m.ckpt_slots = 1;
   EXPECT_THAT(refusal([&] { validate(plan, m); }), HasSubstr("max_checkpoints = 0"));
   KdaExtendArgs a;
   int32_t dummy[2] = {};
-  a.metadata.rows = 1, a.metadata.seq_begin = dummy, a.metadata.state_in = dummy, a.metadata.state_out = dummy, a.metadata.ckpt_begin = dummy;
+  a.metadata.rows = 1, a.metadata.seq_begin = dummy, a.metadata.state_in = dummy, a.metadata.state_out = dummy,
+  a.metadata.ckpt_begin = dummy;
   const device::Buffer workspace = device::Buffer::allocate(s.info(), plan.workspace_bytes());
   a.workspace = workspace.data();
   EXPECT_THAT(refusal([&] { run_kda(plan, a, s); }), HasSubstr("ckpt_begin"));
@@ -129,7 +139,8 @@ struct Host {
   bool same_pool = true;
   KdaHostMetadata view() const {
     KdaHostMetadata m;
-    m.seq_begin = begin, m.state_in = in, m.state_out = out, m.ckpt_begin = ckpt_begin, m.ckpt_depth = depth, m.ckpt_slot = slot;
+    m.seq_begin = begin, m.state_in = in, m.state_out = out, m.ckpt_begin = ckpt_begin, m.ckpt_depth = depth,
+    m.ckpt_slot = slot;
     m.tokens = tokens, m.state_in_slots = m.state_out_slots = m.ckpt_slots = slots, m.same_pool = same_pool;
     return m;
   }
@@ -151,24 +162,30 @@ TEST(Metadata, RefusesByRowAndField) {
   EXPECT_THAT(bad([](Host& h) { h.in[1] = 8; }), HasSubstr("row 1, state_in"));
   EXPECT_THAT(bad([](Host& h) { h.in[0] = -2; }), HasSubstr("row 0, state_in"));
   EXPECT_THAT(bad([](Host& h) { h.out[1] = 1 << 30; }), HasSubstr("row 1, state_out"));
-  EXPECT_THAT(bad([](Host& h) { h.depth[0] = 63; }), HasSubstr("row 0, ckpt_depth: wanted a positive multiple of 64, got 63"));
+  EXPECT_THAT(bad([](Host& h) { h.depth[0] = 63; }),
+              HasSubstr("row 0, ckpt_depth: wanted a positive multiple of 64, got 63"));
   EXPECT_THAT(bad([](Host& h) { h.depth[0] = 0; }), HasSubstr("row 0, ckpt_depth"));
   EXPECT_THAT(bad([](Host& h) { h.depth[0] = 128; }), HasSubstr("at most the row's length 70"));
-  EXPECT_THAT(bad([](Host& h) { h.depth[2] = 64; }), HasSubstr("row 1, ckpt_depth: wanted more than the depth before it"));
+  EXPECT_THAT(bad([](Host& h) { h.depth[2] = 64; }),
+              HasSubstr("row 1, ckpt_depth: wanted more than the depth before it"));
   EXPECT_THAT(bad([](Host& h) { h.slot[1] = 8; }), HasSubstr("row 1, ckpt_slot"));
   EXPECT_THAT(bad([](Host& h) { h.ckpt_begin = {0, 1, 2}; }), HasSubstr("ckpt_begin"));
   EXPECT_THAT(bad([](Host& h) { h.tokens = 513; }), HasSubstr("max_tokens = 512"));
-  EXPECT_THAT(bad([](Host& h) { h.out[1] = 1; }), HasSubstr("row 1, state_out"));   // two writers
-  EXPECT_THAT(bad([](Host& h) { h.slot[1] = 2; }), HasSubstr("row 1"));             // checkpoint into a state_out
-  EXPECT_THAT(bad([](Host& h) { h.in[1] = 1; }), HasSubstr("row 1, state_in"));     // reads what row 0 writes
-  EXPECT_EQ(bad([](Host& h) { h.in[1] = 2; }), "nothing was refused");              // its own
-  EXPECT_EQ(bad([](Host& h) { h.in[1] = 0; }), "nothing was refused");              // a shared one that nobody writes
+  EXPECT_THAT(bad([](Host& h) { h.out[1] = 1; }), HasSubstr("row 1, state_out"));  // two writers
+  EXPECT_THAT(bad([](Host& h) { h.slot[1] = 2; }), HasSubstr("row 1"));            // checkpoint into a state_out
+  EXPECT_THAT(bad([](Host& h) { h.in[1] = 1; }), HasSubstr("row 1, state_in"));    // reads what row 0 writes
+  EXPECT_EQ(bad([](Host& h) { h.in[1] = 2; }), "nothing was refused");             // its own
+  EXPECT_EQ(bad([](Host& h) { h.in[1] = 0; }), "nothing was refused");             // a shared one that nobody writes
   EXPECT_EQ(bad([](Host& h) { h.in[1] = 1, h.same_pool = false; }), "nothing was refused");
-  EXPECT_EQ(bad([](Host& h) { h.begin = {0, 64, 200}, h.depth[0] = 64; }), "nothing was refused");  // the final boundary
-  EXPECT_THAT(bad([](Host& h) {
-                h.begin = {0, 1, 2, 3, 4, 5}, h.in = h.out = {-1, -1, -1, -1, -1}, h.ckpt_begin = {}, h.depth = {}, h.slot = {};
-              }),
-              HasSubstr("max_rows = 4"));
+  EXPECT_EQ(bad([](Host& h) {
+              h.begin = {0, 64, 200}, h.depth[0] = 64;
+            }),
+            "nothing was refused");  // the final boundary
+  EXPECT_THAT(
+      bad([](Host& h) {
+        h.begin = {0, 1, 2, 3, 4, 5}, h.in = h.out = {-1, -1, -1, -1, -1}, h.ckpt_begin = {}, h.depth = {}, h.slot = {};
+      }),
+      HasSubstr("max_rows = 4"));
 }
 
 TEST(Metadata, ViewDependsOnBufferAndBoundsOnly) {
@@ -191,7 +208,8 @@ TEST(Metadata, ViewDependsOnBufferAndBoundsOnly) {
     EXPECT_EQ(a.rows, b.rows);
     EXPECT_EQ(*b.rows_device, 1);
     // Rows up to the bound are empty and without slots.
-    for (int i = 1; i <= 4; ++i) EXPECT_EQ(wide ? static_cast<const int64_t*>(b.seq_begin)[i] : static_cast<const int32_t*>(b.seq_begin)[i], 5);
+    for (int i = 1; i <= 4; ++i)
+      EXPECT_EQ(wide ? static_cast<const int64_t*>(b.seq_begin)[i] : static_cast<const int32_t*>(b.seq_begin)[i], 5);
     for (int i = 1; i < 4; ++i) EXPECT_EQ(b.state_out[i], -1);
     EXPECT_EQ(b.ckpt_begin[4], 0);
     // Nothing is written past metadata_bytes.
@@ -225,12 +243,19 @@ TEST(Run, RefusesBadArguments) {
   EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.out.data = memory; }), HasSubstr("out"));
   EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.A_log = nullptr; }), HasSubstr("A_log"));
   EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.workspace = nullptr; }), HasSubstr("workspace"));
-  EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.workspace = static_cast<char*>(a.workspace) + 16; }), HasSubstr("aligned to 256"));
+  EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.workspace = static_cast<char*>(a.workspace) + 16; }),
+              HasSubstr("aligned to 256"));
   EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.tokens = 513; }), HasSubstr("tokens"));
   EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.metadata.rows = 5; }), HasSubstr("rows"));
   EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.metadata.seq_begin = nullptr; }), HasSubstr("seq_begin"));
-  EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.state_in = {memory, DType::kBF16, 1, 256}; }), HasSubstr("state_in dtype"));
-  EXPECT_THAT(attempt([](KdaExtendArgs& a) { a.state_out = {memory, DType::kF32, 2, 255}; }), HasSubstr("state_out slot_pitch"));
+  EXPECT_THAT(attempt([](KdaExtendArgs& a) {
+                a.state_in = {memory, DType::kBF16, 1, 256};
+              }),
+              HasSubstr("state_in dtype"));
+  EXPECT_THAT(attempt([](KdaExtendArgs& a) {
+                a.state_out = {memory, DType::kF32, 2, 255};
+              }),
+              HasSubstr("state_out slot_pitch"));
   device::Stream more = device::Stream::cpu(3);
   KdaExtendArgs a;
   a.workspace = workspace.data();

@@ -57,11 +57,14 @@ TEST_P(Bits, BatchCompositionOrderAndLayoutDoNotMatter) {
       std::vector<const KdaRowData*> batch;
       for (int i : order) batch.push_back(&rows[static_cast<size_t>(i)]);
       BatchLayout layout = layout_;
-      layout.seq_int64 = shuffle == 1, layout.pitch_pad = 16 * shuffle, layout.device_metadata = shuffle == 2, layout.in_place = shuffle == 1;
+      layout.seq_int64 = shuffle == 1, layout.pitch_pad = 16 * shuffle, layout.device_metadata = shuffle == 2,
+      layout.in_place = shuffle == 1;
       layout.slot_seed = static_cast<uint64_t>(shuffle + 5), layout.odd_beta = shuffle > 0;
       const BatchResult got = run_extend(stream_, p, w, batch, layout);
       for (const std::string& f : got.faults) ADD_FAILURE() << f;
-      for (size_t i = 0; i < batch.size(); ++i) EXPECT_TRUE(got.rows[i] == expected[static_cast<size_t>(order[i])]) << "row " << order[i] << " shuffle " << shuffle;
+      for (size_t i = 0; i < batch.size(); ++i)
+        EXPECT_TRUE(got.rows[i] == expected[static_cast<size_t>(order[i])])
+            << "row " << order[i] << " shuffle " << shuffle;
       std::next_permutation(order.begin(), order.end());
       std::rotate(order.begin(), order.begin() + 3, order.end());
     }
@@ -112,7 +115,8 @@ TEST_P(Bits, SplitOnTheGridEqualsOneRun) {
       EXPECT_TRUE(std::equal(prefix.out.begin(), prefix.out.end(), whole.out.begin())) << at;
       const RowResult rest = alone(p, w, slice_row(p, row, at, row.len, whole.checkpoints[c]));
       EXPECT_EQ(rest.state, whole.state) << at;
-      EXPECT_TRUE(std::equal(rest.out.begin(), rest.out.end(), whole.out.begin() + static_cast<int64_t>(at * width))) << at;
+      EXPECT_TRUE(std::equal(rest.out.begin(), rest.out.end(), whole.out.begin() + static_cast<int64_t>(at * width)))
+          << at;
     }
   }
 }
@@ -143,13 +147,15 @@ TEST_P(Bits, ThreadsDoNotMatter) {
     const KdaWeights w = make_weights(p, 8);
     KdaRowData row = make_row(p, {}, 2000, 9), other = make_row(p, {}, 300, 10);
     row.checkpoints = {1024};
-    for (const std::vector<const KdaRowData*>& batch : {std::vector<const KdaRowData*>{&row}, std::vector<const KdaRowData*>{&other, &row}}) {
+    for (const std::vector<const KdaRowData*>& batch :
+         {std::vector<const KdaRowData*>{&row}, std::vector<const KdaRowData*>{&other, &row}}) {
       const BatchResult one = run_extend(stream_, p, w, batch, layout_);
       for (int threads : {2, 3, 5}) {
         device::Stream many = device::Stream::cpu(threads, GetParam().isa);
         const BatchResult got = run_extend(many, p, w, batch, layout_);
         for (const std::string& f : got.faults) ADD_FAILURE() << f;
-        for (size_t i = 0; i < batch.size(); ++i) EXPECT_TRUE(got.rows[i] == one.rows[i]) << threads << " threads, V " << V;
+        for (size_t i = 0; i < batch.size(); ++i)
+          EXPECT_TRUE(got.rows[i] == one.rows[i]) << threads << " threads, V " << V;
       }
     }
   }

@@ -20,8 +20,8 @@ struct KdaRow {
 // belongs to two rows.
 class KdaRowCursor {
  public:
-  KdaRowCursor(const KdaMetadata& metadata, const KdaProblem& problem, int64_t tokens, int64_t in_slots, int64_t out_slots,
-               int64_t ckpt_slots)
+  KdaRowCursor(const KdaMetadata& metadata, const KdaProblem& problem, int64_t tokens, int64_t in_slots,
+               int64_t out_slots, int64_t ckpt_slots)
       : m_(metadata),
         int64_(problem.seq_int64),
         max_checkpoints_(problem.bounds.max_checkpoints),
@@ -141,8 +141,10 @@ inline KdaCommitRow read_commit_row(const KdaProblem& p, const KdaCommitArgs& a,
 }
 
 // Address of an element of a state or window slot.
-inline char* slot_address(void* base, DType dtype, int64_t slot, int64_t slot_pitch, int64_t layer, int64_t layer_pitch) {
-  return static_cast<char*>(base) + (slot * slot_pitch + layer * layer_pitch) * static_cast<int64_t>(base::size_of(dtype));
+inline char* slot_address(void* base, DType dtype, int64_t slot, int64_t slot_pitch, int64_t layer,
+                          int64_t layer_pitch) {
+  return static_cast<char*>(base) +
+         (slot * slot_pitch + layer * layer_pitch) * static_cast<int64_t>(base::size_of(dtype));
 }
 inline char* slot_address(const StateView& v, int64_t slot, int64_t layer = 0) {
   return slot_address(v.base, v.dtype, slot, v.slot_pitch, layer, v.layer_pitch);

@@ -13,20 +13,27 @@ using base::throw_invalid;
 void want_pointer(const void* p, const char* name, size_t align) {
   if (!p) throw_invalid(name, "an address", "null");
   const uintptr_t rest = reinterpret_cast<uintptr_t>(p) % align;
-  if (rest != 0) throw_invalid(name, "an address aligned to " + std::to_string(align) + " bytes", "one that is off by " + std::to_string(rest));
+  if (rest != 0)
+    throw_invalid(name, "an address aligned to " + std::to_string(align) + " bytes",
+                  "one that is off by " + std::to_string(rest));
 }
 
 // A [tokens, width] tensor with a free pitch. `align` is in bytes and holds for base and pitch.
-void want_tokens(const ConstTokenTensor& t, const char* name, int64_t tokens, int64_t width, DType dtype, size_t align = kTensorAlign) {
+void want_tokens(const ConstTokenTensor& t, const char* name, int64_t tokens, int64_t width, DType dtype,
+                 size_t align = kTensorAlign) {
   if (tokens == 0) return;
   want_pointer(t.data, name, align);
-  if (t.pitch < width) throw_invalid(std::string(name) + " pitch", "at least the " + std::to_string(width) + " elements of a token", std::to_string(t.pitch));
+  if (t.pitch < width)
+    throw_invalid(std::string(name) + " pitch", "at least the " + std::to_string(width) + " elements of a token",
+                  std::to_string(t.pitch));
   if (static_cast<size_t>(t.pitch) * base::size_of(dtype) % align != 0)
-    throw_invalid(std::string(name) + " pitch", "a multiple of " + std::to_string(align) + " bytes", std::to_string(t.pitch) + " elements");
+    throw_invalid(std::string(name) + " pitch", "a multiple of " + std::to_string(align) + " bytes",
+                  std::to_string(t.pitch) + " elements");
 }
 
 void want_count(const char* name, int64_t got, int64_t most) {
-  if (got < 0 || got > most) throw_invalid(name, "0 to " + std::to_string(most) + " (bounds of the plan)", std::to_string(got));
+  if (got < 0 || got > most)
+    throw_invalid(name, "0 to " + std::to_string(most) + " (bounds of the plan)", std::to_string(got));
 }
 
 template <class View>
@@ -36,9 +43,12 @@ void want_view(const View& v, const char* name, DType dtype, int64_t slot_elemen
   if (v.dtype != dtype) throw_invalid(std::string(name) + " dtype", base::to_string(dtype), base::to_string(v.dtype));
   if (v.slots < 0) throw_invalid(std::string(name) + " slots", "0 or more", std::to_string(v.slots));
   if (v.slots > 1 && v.slot_pitch < slot_elements)
-    throw_invalid(std::string(name) + " slot_pitch", "at least " + std::to_string(slot_elements) + " elements", std::to_string(v.slot_pitch));
-  if (v.slots > 1 && v.slot_pitch * static_cast<int64_t>(base::size_of(dtype)) % static_cast<int64_t>(kTensorAlign) != 0)
-    throw_invalid(std::string(name) + " slot_pitch", "a multiple of 16 bytes", std::to_string(v.slot_pitch) + " elements");
+    throw_invalid(std::string(name) + " slot_pitch", "at least " + std::to_string(slot_elements) + " elements",
+                  std::to_string(v.slot_pitch));
+  if (v.slots > 1 &&
+      v.slot_pitch * static_cast<int64_t>(base::size_of(dtype)) % static_cast<int64_t>(kTensorAlign) != 0)
+    throw_invalid(std::string(name) + " slot_pitch", "a multiple of 16 bytes",
+                  std::to_string(v.slot_pitch) + " elements");
   if (v.layers < 1) throw_invalid(std::string(name) + " layers", "1 or more", std::to_string(v.layers));
 }
 
@@ -57,9 +67,11 @@ void want_plan(const KdaPlan& plan, KdaPhase phase, const device::Stream& stream
   if (plan.backend().empty()) throw_invalid("plan", "a plan made by plan_kda", "an empty one");
   if (plan.problem().phase != phase) throw_invalid("plan", "a plan of this phase", "a plan of another phase");
   const device::DeviceInfo& at = stream.info();
-  if (at.kind != plan.device_.kind) throw_invalid("stream", "a stream of the plan's device " + plan.device_.name, at.name);
+  if (at.kind != plan.device_.kind)
+    throw_invalid("stream", "a stream of the plan's device " + plan.device_.name, at.name);
   if (at.kind == device::DeviceKind::kCpu && at.threads > plan.device_.threads)
-    throw_invalid("stream", "at most the plan's " + std::to_string(plan.device_.threads) + " threads", std::to_string(at.threads));
+    throw_invalid("stream", "at most the plan's " + std::to_string(plan.device_.threads) + " threads",
+                  std::to_string(at.threads));
 }
 void want_workspace(const KdaPlan& plan, const void* workspace) {
   if (plan.workspace_bytes() > 0) want_pointer(workspace, "workspace", kWorkspaceAlign);
@@ -99,7 +111,8 @@ void want_metadata(const KdaMetadata& m, const KdaBounds& bounds) {
   want_pointer(m.state_in, "metadata state_in", sizeof(int32_t));
   want_pointer(m.state_out, "metadata state_out", sizeof(int32_t));
   if (m.ckpt_begin) {
-    if (bounds.max_checkpoints == 0) throw_invalid("metadata ckpt_begin", "null: the plan has bounds.max_checkpoints = 0", "checkpoints");
+    if (bounds.max_checkpoints == 0)
+      throw_invalid("metadata ckpt_begin", "null: the plan has bounds.max_checkpoints = 0", "checkpoints");
     want_pointer(m.ckpt_depth, "metadata ckpt_depth", sizeof(int32_t));
     want_pointer(m.ckpt_slot, "metadata ckpt_slot", sizeof(int32_t));
   }
@@ -198,22 +211,26 @@ void run_kda_commit(const KdaPlan& plan, const KdaCommitArgs& a, device::Stream&
   want_pointer(a.scratch, "scratch", kTensorAlign);
   want_view(a.states, "states", p.state_in, int64_t{p.HV} * p.V * p.K);
   if (a.states.layers > 1 && a.scratch_layer_bytes < plan.scratch_bytes())
-    throw_invalid("scratch_layer_bytes", "at least the plan's " + std::to_string(plan.scratch_bytes()), std::to_string(a.scratch_layer_bytes));
+    throw_invalid("scratch_layer_bytes", "at least the plan's " + std::to_string(plan.scratch_bytes()),
+                  std::to_string(a.scratch_layer_bytes));
   if (a.conv_x.data) {
     if (a.conv_channels <= 0) throw_invalid("conv_channels", "1 or more", std::to_string(a.conv_channels));
     want_tokens(a.conv_x, "conv_x", int64_t{a.rows} * p.D, a.conv_channels, a.windows.dtype);
     want_view(a.windows, "windows", a.windows.dtype, int64_t{a.conv_channels} * kConvWindow);
     if (a.windows.layers != a.states.layers)
-      throw_invalid("windows layers", "those of the states, " + std::to_string(a.states.layers), std::to_string(a.windows.layers));
+      throw_invalid("windows layers", "those of the states, " + std::to_string(a.states.layers),
+                    std::to_string(a.windows.layers));
     if (a.windows.slots != a.states.slots)
-      throw_invalid("windows slots", "those of the states, " + std::to_string(a.states.slots), std::to_string(a.windows.slots));
+      throw_invalid("windows slots", "those of the states, " + std::to_string(a.states.slots),
+                    std::to_string(a.windows.slots));
   }
   backend_of(plan).commit(plan, a, stream);
 }
 
 void run_conv1d(const KdaPlan& plan, const Conv1dExtendArgs& a, device::Stream& stream) {
   if (plan.problem().phase != KdaPhase::kExtend) throw_invalid("plan", "an extend plan", "a plan of another phase");
-  if (stream.info().kind != plan.device_.kind) throw_invalid("stream", "a stream of the plan's device " + plan.device_.name, stream.info().name);
+  if (stream.info().kind != plan.device_.kind)
+    throw_invalid("stream", "a stream of the plan's device " + plan.device_.name, stream.info().name);
   want_count("tokens", a.tokens, plan.problem().bounds.max_tokens);
   want_conv(a.conv, a.tokens);
   want_metadata(a.metadata, plan.problem().bounds);
@@ -242,7 +259,8 @@ void run_conv1d(const Conv1dStepArgs& a, device::Stream& stream) {
 }
 
 void run_conv1d(const Conv1dVerifyArgs& a, device::Stream& stream) {
-  if (a.D < 1 || a.D > kMaxDraftTokens) throw_invalid("D", "1 to " + std::to_string(kMaxDraftTokens), std::to_string(a.D));
+  if (a.D < 1 || a.D > kMaxDraftTokens)
+    throw_invalid("D", "1 to " + std::to_string(kMaxDraftTokens), std::to_string(a.D));
   want_conv(a.conv, int64_t{a.rows} * a.D);
   if (a.rows == 0) return;
   want_pointer(a.n_draft, "n_draft", sizeof(int32_t));
@@ -256,7 +274,8 @@ void run_conv1d(const Conv1dVerifyArgs& a, device::Stream& stream) {
 }
 
 void run_state_copy(const StateCopyArgs& a, device::Stream& stream) {
-  if (a.copies < 0 || a.clears < 0) throw_invalid("copies and clears", "0 or more", std::to_string(std::min(a.copies, a.clears)));
+  if (a.copies < 0 || a.clears < 0)
+    throw_invalid("copies and clears", "0 or more", std::to_string(std::min(a.copies, a.clears)));
   if (a.copies == 0 && a.clears == 0) return;
   if (a.copies > 0) {
     want_pointer(a.src, "src", sizeof(int32_t));

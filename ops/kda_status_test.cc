@@ -15,7 +15,8 @@ namespace {
 constexpr int kSlots = 8, kTokens = 210, kWidth = 16;
 
 struct Raw {
-  std::vector<int32_t> begin{0, 70, 140, 200}, in{0, 1, -1}, out{2, 3, 4}, ckpt_begin{0, 1, 2, 2}, depth{64, 64}, slot{5, 6};
+  std::vector<int32_t> begin{0, 70, 140, 200}, in{0, 1, -1}, out{2, 3, 4}, ckpt_begin{0, 1, 2, 2}, depth{64, 64},
+      slot{5, 6};
   int32_t rows_device = 3;
 };
 struct Result {
@@ -34,8 +35,10 @@ class Status : public ::testing::TestWithParam<Target> {
   }
   Result run(const Raw& raw) {
     const KdaPlan plan = plan_kda(p_, stream_.info(), {.backend = GetParam().backend});
-    GuardedTensor tensors[5], out(stream_, kTokens, kWidth, kWidth, DType::kF32), pool(stream_, kSlots, kWidth * kWidth, kWidth * kWidth, DType::kF32);
-    GuardedTensor y(stream_, kTokens, kWidth, kWidth, DType::kF32), windows(stream_, kSlots, 3 * kWidth, 3 * kWidth, DType::kF32);
+    GuardedTensor tensors[5], out(stream_, kTokens, kWidth, kWidth, DType::kF32),
+        pool(stream_, kSlots, kWidth * kWidth, kWidth * kWidth, DType::kF32);
+    GuardedTensor y(stream_, kTokens, kWidth, kWidth, DType::kF32),
+        windows(stream_, kSlots, 3 * kWidth, 3 * kWidth, DType::kF32);
     const std::vector<float>* from[] = {&row_.q, &row_.k, &row_.v, &row_.decay, &row_.beta};
     for (int i = 0; i < 5; ++i) {
       const int64_t width = static_cast<int64_t>(from[i]->size()) / kTokens;
@@ -48,21 +51,27 @@ class Status : public ::testing::TestWithParam<Target> {
       windows.fill_row(s, std::vector<float>(3 * kWidth, static_cast<float>(s)).data());
     }
     pool.upload(stream_), windows.upload(stream_);
-    const DeviceArray<int32_t> begin(stream_, raw.begin), in(stream_, raw.in), out_slot(stream_, raw.out), ckpt_begin(stream_, raw.ckpt_begin), depth(stream_, raw.depth),
-        slot(stream_, raw.slot), rows(stream_, {raw.rows_device}), status(stream_, {0, 0}), conv_status(stream_, {0, 0});
+    const DeviceArray<int32_t> begin(stream_, raw.begin), in(stream_, raw.in), out_slot(stream_, raw.out),
+        ckpt_begin(stream_, raw.ckpt_begin), depth(stream_, raw.depth), slot(stream_, raw.slot),
+        rows(stream_, {raw.rows_device}), status(stream_, {0, 0}), conv_status(stream_, {0, 0});
     const device::Buffer workspace = poisoned_buffer(stream_, plan.workspace_bytes());
     KdaExtendArgs a;
-    a.q = tensors[0].const_tokens(), a.k = tensors[1].const_tokens(), a.v = tensors[2].const_tokens(), a.decay = tensors[3].const_tokens(), a.beta = tensors[4].const_tokens();
-    a.out = out.tokens(), a.tokens = kTokens, a.A_log = w_.A_log.data(), a.dt_bias = w_.dt_bias.data(), a.workspace = workspace.data();
+    a.q = tensors[0].const_tokens(), a.k = tensors[1].const_tokens(), a.v = tensors[2].const_tokens(),
+    a.decay = tensors[3].const_tokens(), a.beta = tensors[4].const_tokens();
+    a.out = out.tokens(), a.tokens = kTokens, a.A_log = w_.A_log.data(), a.dt_bias = w_.dt_bias.data(),
+    a.workspace = workspace.data();
     KdaMetadata& m = a.metadata;
-    m.seq_begin = begin.data(), m.state_in = in.data(), m.state_out = out_slot.data(), m.ckpt_begin = ckpt_begin.data(), m.ckpt_depth = depth.data();
-    m.ckpt_slot = slot.data(), m.rows = static_cast<int32_t>(raw.in.size()), m.rows_device = rows.data(), m.status = status.data();
+    m.seq_begin = begin.data(), m.state_in = in.data(), m.state_out = out_slot.data(), m.ckpt_begin = ckpt_begin.data(),
+    m.ckpt_depth = depth.data();
+    m.ckpt_slot = slot.data(), m.rows = static_cast<int32_t>(raw.in.size()), m.rows_device = rows.data(),
+    m.status = status.data();
     a.state_in = a.state_out = a.checkpoints = {pool.data(), DType::kF32, kSlots, kWidth * kWidth};
     run_kda(plan, a, stream_);
     const std::vector<float> weight(kWidth * 4, 0.5f);
     const DeviceArray<float> d_weight(stream_, weight);
     Conv1dExtendArgs c;
-    c.conv.x = tensors[0].const_tokens(), c.conv.y = y.tokens(), c.conv.channels = kWidth, c.conv.weight = d_weight.data();
+    c.conv.x = tensors[0].const_tokens(), c.conv.y = y.tokens(), c.conv.channels = kWidth,
+    c.conv.weight = d_weight.data();
     c.tokens = kTokens, c.metadata = m, c.metadata.status = conv_status.data();
     c.window_in = c.window_out = c.checkpoints = {windows.data(), DType::kF32, kSlots, 3 * kWidth};
     run_conv1d(plan, c, stream_);
@@ -92,11 +101,15 @@ class Status : public ::testing::TestWithParam<Target> {
       }
       if (skipped) continue;
       written[static_cast<size_t>(clean_raw.out[static_cast<size_t>(i)])] = true;
-      for (int c = clean_raw.ckpt_begin[static_cast<size_t>(i)]; c < clean_raw.ckpt_begin[static_cast<size_t>(i) + 1]; ++c) written[static_cast<size_t>(clean_raw.slot[static_cast<size_t>(c)])] = true;
+      for (int c = clean_raw.ckpt_begin[static_cast<size_t>(i)]; c < clean_raw.ckpt_begin[static_cast<size_t>(i) + 1];
+           ++c)
+        written[static_cast<size_t>(clean_raw.slot[static_cast<size_t>(c)])] = true;
     }
     for (size_t s = 0; s < kSlots; ++s) {
-      EXPECT_EQ(got.pool[s], written[s] ? clean.pool[s] : std::vector<float>(kWidth * kWidth, static_cast<float>(s))) << "slot " << s;
-      EXPECT_EQ(got.windows[s], written[s] ? clean.windows[s] : std::vector<float>(3 * kWidth, static_cast<float>(s))) << "window " << s;
+      EXPECT_EQ(got.pool[s], written[s] ? clean.pool[s] : std::vector<float>(kWidth * kWidth, static_cast<float>(s)))
+          << "slot " << s;
+      EXPECT_EQ(got.windows[s], written[s] ? clean.windows[s] : std::vector<float>(3 * kWidth, static_cast<float>(s)))
+          << "window " << s;
     }
     for (size_t t = 200; t < kTokens; ++t) EXPECT_EQ(got.out[t], zeros);
   }

@@ -15,9 +15,12 @@ struct StepCase {
   int H, HV, K, V;
 };
 const StepCase kCases[] = {
-    {KdaGate::kBounded, DType::kF32, DType::kF32, 1, 2, 128, 128}, {KdaGate::kSoftplus, DType::kF32, DType::kF32, 2, 2, 64, 16},
-    {KdaGate::kGivenLogDecay, DType::kF32, DType::kF32, 1, 1, 16, 32}, {KdaGate::kBounded, DType::kBF16, DType::kF32, 1, 2, 64, 64},
-    {KdaGate::kSoftplus, DType::kF32, DType::kBF16, 1, 1, 32, 64}, {KdaGate::kBounded, DType::kF16, DType::kF16, 2, 4, 32, 32},
+    {KdaGate::kBounded, DType::kF32, DType::kF32, 1, 2, 128, 128},
+    {KdaGate::kSoftplus, DType::kF32, DType::kF32, 2, 2, 64, 16},
+    {KdaGate::kGivenLogDecay, DType::kF32, DType::kF32, 1, 1, 16, 32},
+    {KdaGate::kBounded, DType::kBF16, DType::kF32, 1, 2, 64, 64},
+    {KdaGate::kSoftplus, DType::kF32, DType::kBF16, 1, 1, 32, 64},
+    {KdaGate::kBounded, DType::kF16, DType::kF16, 2, 4, 32, 32},
     {KdaGate::kBounded, DType::kF32, DType::kF32, 1, 1, 256, 64},
 };
 
@@ -50,8 +53,14 @@ TEST_P(Decode, StepsMatchTheRecurrence) {
     for (size_t i = 0; i < data.size(); ++i) {
       const OracleResult want = oracle_recurrence(p, w, data[i], c.state);
       // One unit in the last place of a rounded state may flip where fp32 and fp64 fall on different sides.
-      EXPECT_EQ(exceeds(compare(got.rows[i].out, want.out, p.HV, p.V, rounding(c.io) * 1e-3), 1e-6 + rounding(c.io) + 0.2 * rounding(c.state), "out"), "") << i;
-      EXPECT_EQ(exceeds(compare(got.rows[i].state, want.state, p.HV, int64_t{p.V} * p.K), 1e-6 + 0.2 * rounding(c.state), "state"), "") << i;
+      EXPECT_EQ(exceeds(compare(got.rows[i].out, want.out, p.HV, p.V, rounding(c.io) * 1e-3),
+                        1e-6 + rounding(c.io) + 0.2 * rounding(c.state), "out"),
+                "")
+          << i;
+      EXPECT_EQ(exceeds(compare(got.rows[i].state, want.state, p.HV, int64_t{p.V} * p.K),
+                        1e-6 + 0.2 * rounding(c.state), "state"),
+                "")
+          << i;
     }
   }
 }
@@ -62,15 +71,18 @@ TEST_P(Decode, StepAndExtendAgree) {
     p.gate = gate, p.H = 1, p.HV = 2, p.K = p.V = 64;
     const KdaWeights w = make_weights(p, 2);
     const KdaRowData row = make_row(p, {}, 80, 3);
-    const BatchResult steps = run_steps(stream_, p, w, {&row}, layout_), extend = run_extend(stream_, p, w, {&row}, layout_);
-    const std::vector<double> out(extend.rows[0].out.begin(), extend.rows[0].out.end()), state(extend.rows[0].state.begin(), extend.rows[0].state.end());
+    const BatchResult steps = run_steps(stream_, p, w, {&row}, layout_),
+                      extend = run_extend(stream_, p, w, {&row}, layout_);
+    const std::vector<double> out(extend.rows[0].out.begin(), extend.rows[0].out.end()),
+        state(extend.rows[0].state.begin(), extend.rows[0].state.end());
     EXPECT_EQ(exceeds(compare(steps.rows[0].out, out, p.HV, p.V), 1e-6, "out"), "");
     EXPECT_EQ(exceeds(compare(steps.rows[0].state, state, p.HV, int64_t{p.V} * p.K), 1e-6, "state"), "");
   }
 }
 
 // A chain, and a tree with branches at several depths.
-const std::vector<std::vector<int32_t>> kTrees{{-1, 0, 1, 2, 3, 4}, {-1, 0, 0, 1, 2, -1}, {-1, -1, 1, 0, 2, 4}, {-1}, {}};
+const std::vector<std::vector<int32_t>> kTrees{
+    {-1, 0, 1, 2, 3, 4}, {-1, 0, 0, 1, 2, -1}, {-1, -1, 1, 0, 2, 4}, {-1}, {}};
 
 TEST_P(Decode, VerifyHasTheBitsOfStepsAlongThePathAndCommitTheirStates) {
   for (const StepCase& c : kCases) {
@@ -78,7 +90,8 @@ TEST_P(Decode, VerifyHasTheBitsOfStepsAlongThePathAndCommitTheirStates) {
     p.D = 6;
     const KdaWeights w = make_weights(p, 5);
     std::vector<KdaRowData> data;
-    for (size_t i = 0; i < kTrees.size(); ++i) data.push_back(make_row(p, {}, static_cast<int64_t>(kTrees[i].size()), 30 + i));
+    for (size_t i = 0; i < kTrees.size(); ++i)
+      data.push_back(make_row(p, {}, static_cast<int64_t>(kTrees[i].size()), 30 + i));
     const int64_t width = int64_t{p.HV} * p.V;
     for (int32_t node : {-1, 0, 3, 5}) {
       std::vector<VerifyRow> rows;
@@ -99,8 +112,10 @@ TEST_P(Decode, VerifyHasTheBitsOfStepsAlongThePathAndCommitTheirStates) {
           KdaRowData r = slice_row(p, data[i], 0, 0, data[i].state);
           for (int32_t n : path) {
             const KdaRowData one = slice_row(p, data[i], n, n + 1, {});
-            r.q.insert(r.q.end(), one.q.begin(), one.q.end()), r.k.insert(r.k.end(), one.k.begin(), one.k.end()), r.v.insert(r.v.end(), one.v.begin(), one.v.end());
-            r.decay.insert(r.decay.end(), one.decay.begin(), one.decay.end()), r.beta.insert(r.beta.end(), one.beta.begin(), one.beta.end());
+            r.q.insert(r.q.end(), one.q.begin(), one.q.end()), r.k.insert(r.k.end(), one.k.begin(), one.k.end()),
+                r.v.insert(r.v.end(), one.v.begin(), one.v.end());
+            r.decay.insert(r.decay.end(), one.decay.begin(), one.decay.end()),
+                r.beta.insert(r.beta.end(), one.beta.begin(), one.beta.end());
           }
           r.len = static_cast<int64_t>(path.size());
           return r;
@@ -122,7 +137,9 @@ TEST_P(Decode, VerifyHasTheBitsOfStepsAlongThePathAndCommitTheirStates) {
           EXPECT_EQ(got.rows[i].committed, data[i].state);
         }
         const TreeResult want = oracle_tree(p, w, data[i], kTrees[i], c.state);
-        EXPECT_EQ(exceeds(compare(got.rows[i].out, want.out, p.HV, p.V, rounding(c.io) * 1e-3), 1e-6 + rounding(c.io) + 0.2 * rounding(c.state), "verify"), "");
+        EXPECT_EQ(exceeds(compare(got.rows[i].out, want.out, p.HV, p.V, rounding(c.io) * 1e-3),
+                          1e-6 + rounding(c.io) + 0.2 * rounding(c.state), "verify"),
+                  "");
       }
     }
   }
@@ -144,7 +161,8 @@ TEST_P(Decode, CommitOfNodesOutOfRangeIsNoneAndReported) {
   const VerifyBatch loop = run_verify(stream_, p, w, {{&row, {-1, 1, 0}, 1, -1, false}}, 0, {}, {}, layout_);
   EXPECT_EQ(loop.rows[0].committed, row.state);
   EXPECT_EQ(loop.status[1], static_cast<int32_t>(KdaRowStatus::kBadNode));
-  EXPECT_EQ(std::vector<float>(loop.rows[0].out.begin() + 16, loop.rows[0].out.begin() + 32), std::vector<float>(16, 0.0f));
+  EXPECT_EQ(std::vector<float>(loop.rows[0].out.begin() + 16, loop.rows[0].out.begin() + 32),
+            std::vector<float>(16, 0.0f));
 }
 
 TEST_P(Decode, CommitMovesTheWindowWithTheState) {
@@ -169,7 +187,8 @@ TEST_P(Decode, CommitMovesTheWindowWithTheState) {
   };
   for (int32_t node : {-1, 0, 1, 2, 3, 4})
     for (int32_t track : {-1, 0, 3}) {
-      const VerifyBatch got = run_verify(stream_, p, w, {{&row, parent, node, track, false}}, C, {x}, {window}, layout_);
+      const VerifyBatch got =
+          run_verify(stream_, p, w, {{&row, parent, node, track, false}}, C, {x}, {window}, layout_);
       for (const std::string& f : got.faults) ADD_FAILURE() << f;
       EXPECT_EQ(got.rows[0].window, expected(node)) << node;
       if (track >= 0) {

@@ -29,12 +29,14 @@ const char* at(const void* base, int64_t element, DType dtype) {
 
 // Address of row `j` (0..2, oldest first) of a window, at a channel.
 char* window_row(const WindowView& w, int64_t slot, int j, int channels, int channel, int64_t layer = 0) {
-  return slot_address(w, slot, layer) + (int64_t{j} * channels + channel) * static_cast<int64_t>(base::size_of(w.dtype));
+  return slot_address(w, slot, layer) +
+         (int64_t{j} * channels + channel) * static_cast<int64_t>(base::size_of(w.dtype));
 }
 
 // The raw input `back` tokens before token `t` of a row (back = 1..3): a token of the row, or a row of the old window;
 // null means zeros.
-const char* history(const Conv1dArgs& c, const KdaRow& row, int64_t t, int back, const WindowView& window_in, int channel) {
+const char* history(const Conv1dArgs& c, const KdaRow& row, int64_t t, int back, const WindowView& window_in,
+                    int channel) {
   const int64_t i = t - back;
   if (i >= 0) return at(c.x.data, (row.begin + i) * c.x.pitch + channel, c.dtype);
   if (row.state_in < 0) return nullptr;
@@ -55,20 +57,26 @@ void take(WindowCopy& to, int j, const char* from, int channels, DType dtype) {
 }
 void put(const WindowCopy& from, const WindowView& w, int64_t slot, int channels, Tile tile, int64_t layer = 0) {
   for (int j = 0; j < kConvWindow; ++j)
-    std::memcpy(window_row(w, slot, j, channels, tile.begin, layer), from.bytes[j], static_cast<size_t>(tile.size()) * base::size_of(w.dtype));
+    std::memcpy(window_row(w, slot, j, channels, tile.begin, layer), from.bytes[j],
+                static_cast<size_t>(tile.size()) * base::size_of(w.dtype));
 }
 
 // The window after `depth` tokens of a row.
-void window_after(const Conv1dArgs& c, const KdaRow& row, int64_t depth, const WindowView& window_in, Tile tile, WindowCopy& to) {
-  for (int j = 0; j < kConvWindow; ++j) take(to, j, history(c, row, depth, kConvWindow - j, window_in, tile.begin), tile.size(), c.dtype);
+void window_after(const Conv1dArgs& c, const KdaRow& row, int64_t depth, const WindowView& window_in, Tile tile,
+                  WindowCopy& to) {
+  for (int j = 0; j < kConvWindow; ++j)
+    take(to, j, history(c, row, depth, kConvWindow - j, window_in, tile.begin), tile.size(), c.dtype);
 }
 
 void zero_tokens(const Conv1dArgs& c, int64_t begin, int64_t end, Tile tile) {
   for (int64_t t = begin; t < end; ++t)
-    std::memset(const_cast<char*>(at(c.y.data, t * c.y.pitch + tile.begin, c.dtype)), 0, static_cast<size_t>(tile.size()) * base::size_of(c.dtype));
+    std::memset(const_cast<char*>(at(c.y.data, t * c.y.pitch + tile.begin, c.dtype)), 0,
+                static_cast<size_t>(tile.size()) * base::size_of(c.dtype));
 }
 
-char* output(const Conv1dArgs& c, int64_t token, Tile tile) { return const_cast<char*>(at(c.y.data, token * c.y.pitch + tile.begin, c.dtype)); }
+char* output(const Conv1dArgs& c, int64_t token, Tile tile) {
+  return const_cast<char*>(at(c.y.data, token * c.y.pitch + tile.begin, c.dtype));
+}
 
 void extend_row(const Conv1dExtendArgs& a, const KdaRow& row, Tile tile, const ConvKernel& kernel) {
   const Conv1dArgs& c = a.conv;
@@ -76,7 +84,8 @@ void extend_row(const Conv1dExtendArgs& a, const KdaRow& row, Tile tile, const C
   for (int64_t first = 0; first < row.len; first += kRunTokens) {
     const int n = static_cast<int>(std::min<int64_t>(kRunTokens, row.len - first));
     for (int i = 0; i < n + kConvWindow; ++i) x[i] = history(c, row, first + i, kConvWindow, a.window_in, tile.begin);
-    kernel(c, x, n, tile.begin, tile.size(), output(c, row.begin + first, tile), c.y.pitch * static_cast<int64_t>(base::size_of(c.dtype)));
+    kernel(c, x, n, tile.begin, tile.size(), output(c, row.begin + first, tile),
+           c.y.pitch * static_cast<int64_t>(base::size_of(c.dtype)));
   }
   WindowCopy window;
   // The final window first: state_out may be the slot of state_in, and checkpoints of depth >= 64 read tokens only.
@@ -128,9 +137,11 @@ void conv1d_step(const Conv1dStepArgs& a, device::Stream& stream) {
     const int64_t n = task / tiles;
     const Tile tile = tile_of(c.channels, task % tiles);
     const int32_t in = a.slot_in[n], out = a.slot_out[n];
-    if (in < 0 || in >= a.window_in.slots || out < -1 || out >= a.window_out.slots) return zero_tokens(c, n, n + 1, tile);
+    if (in < 0 || in >= a.window_in.slots || out < -1 || out >= a.window_out.slots)
+      return zero_tokens(c, n, n + 1, tile);
     WindowCopy window;
-    for (int j = 0; j < kConvWindow; ++j) take(window, j, window_row(a.window_in, in, j, c.channels, tile.begin), tile.size(), c.dtype);
+    for (int j = 0; j < kConvWindow; ++j)
+      take(window, j, window_row(a.window_in, in, j, c.channels, tile.begin), tile.size(), c.dtype);
     const char* x = at(c.x.data, n * c.x.pitch + tile.begin, c.dtype);
     const void* const taps[kConvWidth] = {window.bytes[0], window.bytes[1], window.bytes[2], x};
     kernel(c, taps, 1, tile.begin, tile.size(), output(c, n, tile), 0);
@@ -174,13 +185,17 @@ void commit_windows(const KdaProblem& p, const KdaCommitArgs& a, const KdaCommit
     const Tile tile = tile_of(a.conv_channels, tile_index);
     WindowCopy committed, window;
     for (int j = 0; j < kConvWindow; ++j)
-      take(committed, j, window_row(a.windows, a.slot_in[index], j, a.conv_channels, tile.begin, layer), tile.size(), dtype);
+      take(committed, j, window_row(a.windows, a.slot_in[index], j, a.conv_channels, tile.begin, layer), tile.size(),
+           dtype);
     for (const KdaCommitRow::Target* target : {&r.track, &r.commit}) {
       if (target->depth == 0) continue;
       for (int j = 0; j < kConvWindow; ++j) {
         const int32_t i = target->depth - kConvWindow + j;
-        const char* from = i >= 0 ? at(a.conv_x.data, layer * a.conv_x_layer_pitch + (index * p.D + target->path[i]) * a.conv_x.pitch + tile.begin, dtype)
-                                  : committed.bytes[kConvWindow + i];
+        const char* from =
+            i >= 0 ? at(a.conv_x.data,
+                        layer * a.conv_x_layer_pitch + (index * p.D + target->path[i]) * a.conv_x.pitch + tile.begin,
+                        dtype)
+                   : committed.bytes[kConvWindow + i];
         take(window, j, from, tile.size(), dtype);
       }
       put(window, a.windows, target->slot, a.conv_channels, tile, layer);

@@ -15,7 +15,8 @@ namespace HWY_NAMESPACE {
 
 // One vector of channels; all pointers are valid for kLanes channels.
 template <class As>
-HWY_INLINE void ConvolveVector(const void* const* x, int tokens, int c, const float* weight, const float* bias, void* y, int64_t y_stride) {
+HWY_INLINE void ConvolveVector(const void* const* x, int tokens, int c, const float* weight, const float* bias, void* y,
+                               int64_t y_stride) {
   using T = typename As::T;
   const DF d;
   VF w0, w1, w2, w3;
@@ -32,13 +33,15 @@ HWY_INLINE void ConvolveVector(const void* const* x, int tokens, int c, const fl
 }
 
 template <class As>
-HWY_INLINE void ConvolveType(const Conv1dArgs& conv, const void* const* x, int tokens, int first, int channels, void* y, int64_t y_stride) {
+HWY_INLINE void ConvolveType(const Conv1dArgs& conv, const void* const* x, int tokens, int first, int channels, void* y,
+                             int64_t y_stride) {
   using T = typename As::T;
   const int lanes = static_cast<int>(kLanes);
   const float* weight = conv.weight + int64_t{first} * kConvWidth;
   const float* bias = conv.bias ? conv.bias + first : nullptr;
   int c = 0;
-  for (; c + lanes <= channels; c += lanes) ConvolveVector<As>(x, tokens, c, weight + c * kConvWidth, bias ? bias + c : nullptr, y, y_stride);
+  for (; c + lanes <= channels; c += lanes)
+    ConvolveVector<As>(x, tokens, c, weight + c * kConvWidth, bias ? bias + c : nullptr, y, y_stride);
   if (c == channels) return;
   // The last channels, in a vector of their own: nothing beyond them is read or written.
   const int rest = channels - c;
@@ -57,8 +60,10 @@ HWY_INLINE void ConvolveType(const Conv1dArgs& conv, const void* const* x, int t
   }
 }
 
-void Convolve(const Conv1dArgs& conv, const void* const* x, int tokens, int first, int channels, void* y, int64_t y_stride) {
-  WithType(conv.dtype, [&](auto as) HWY_ATTR { ConvolveType<decltype(as)>(conv, x, tokens, first, channels, y, y_stride); });
+void Convolve(const Conv1dArgs& conv, const void* const* x, int tokens, int first, int channels, void* y,
+              int64_t y_stride) {
+  WithType(conv.dtype,
+           [&](auto as) HWY_ATTR { ConvolveType<decltype(as)>(conv, x, tokens, first, channels, y, y_stride); });
 }
 
 }  // namespace HWY_NAMESPACE

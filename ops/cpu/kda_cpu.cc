@@ -18,9 +18,12 @@ std::vector<std::string> misses(const KdaProblem& p, const device::DeviceInfo&) 
 void plan(KdaPlan& plan) {
   plan.isa_ = plan.device_.isa;
   switch (plan.problem().phase) {
-    case KdaPhase::kExtend: return plan_extend(plan);
-    case KdaPhase::kStep: return plan_step(plan);
-    case KdaPhase::kVerify: return plan_verify(plan);
+    case KdaPhase::kExtend:
+      return plan_extend(plan);
+    case KdaPhase::kStep:
+      return plan_step(plan);
+    case KdaPhase::kVerify:
+      return plan_verify(plan);
   }
 }
 
@@ -46,7 +49,13 @@ HeadParams head_params(const KdaPlan& plan, int hv, const float* A_log, const fl
 }
 
 const KdaBackend kBackend = {{"cpu", device::DeviceKind::kCpu, true, true, true, true,
-                              "SIMD kernels for baseline, AVX2 and AVX-512; K and V multiples of 16 up to 512, every gate exactly, fp32 arithmetic"},
-                             misses, plan, extend, step, verify, commit};
+                              "SIMD kernels for baseline, AVX2 and AVX-512; K and V multiples of 16 up to 512, every "
+                              "gate exactly, fp32 arithmetic"},
+                             misses,
+                             plan,
+                             extend,
+                             step,
+                             verify,
+                             commit};
 
 }  // namespace kadence::ops::cpu

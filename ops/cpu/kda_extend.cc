@@ -17,8 +17,8 @@ struct WorkerMemory {
 };
 size_t worker_bytes(const KdaProblem& p, int block) {
   const size_t chunks = static_cast<size_t>(block) / kSubChunk;
-  return Arena::round(static_cast<size_t>(p.K) * p.V * 4) + Arena::round(chunks * ChunkFactors::floats(p.K) * 4) + Arena::round(prepare_floats(p.K) * 4) +
-         Arena::round(advance_floats(p.V) * 4);
+  return Arena::round(static_cast<size_t>(p.K) * p.V * 4) + Arena::round(chunks * ChunkFactors::floats(p.K) * 4) +
+         Arena::round(prepare_floats(p.K) * 4) + Arena::round(advance_floats(p.V) * 4);
 }
 WorkerMemory worker_memory(const KdaPlan& plan, void* base, int worker) {
   const KdaProblem& p = plan.problem();
@@ -55,22 +55,29 @@ struct Task {
     const int64_t h = hv / (p.HV / p.H);
     for (int64_t t = first; t < end; t += kSubChunk) {
       const int64_t token = row.begin + t;
-      kernels.prepare({head, span_of(a.q, token, h * p.K, p.io), span_of(a.k, token, h * p.K, p.io), span_of(a.decay, token, int64_t{hv} * p.K, p.decay),
-                       span_of(a.beta, token, hv, p.beta), static_cast<int>(std::min<int64_t>(kSubChunk, row.len - t)), memory.prepare, factors(t - first)});
+      kernels.prepare({head, span_of(a.q, token, h * p.K, p.io), span_of(a.k, token, h * p.K, p.io),
+                       span_of(a.decay, token, int64_t{hv} * p.K, p.decay), span_of(a.beta, token, hv, p.beta),
+                       static_cast<int>(std::min<int64_t>(kSubChunk, row.len - t)), memory.prepare,
+                       factors(t - first)});
     }
   }
   ChunkFactors factors(int64_t offset) const {
-    return ChunkFactors(memory.factors + static_cast<size_t>(offset / kSubChunk) * ChunkFactors::floats(plan.problem().K), plan.problem().K);
+    return ChunkFactors(
+        memory.factors + static_cast<size_t>(offset / kSubChunk) * ChunkFactors::floats(plan.problem().K),
+        plan.problem().K);
   }
 
   void run() const {
     const KdaProblem& p = plan.problem();
     const int V = v1 - v0;
     const int64_t io = static_cast<int64_t>(base::size_of(p.io));
-    const bool same_slot = row.state_in >= 0 && row.state_out >= 0 && slot_address(a.state_in, row.state_in) == slot_address(a.state_out, row.state_out);
+    const bool same_slot = row.state_in >= 0 && row.state_out >= 0 &&
+                           slot_address(a.state_in, row.state_in) == slot_address(a.state_out, row.state_out);
     if (row.len == 0 && (row.state_out < 0 || same_slot)) return;
-    if (row.state_in >= 0) kernels.load_panels(rows_of(a.state_in, row.state_in), a.state_in.dtype, p.K, V, memory.state);
-    else std::memset(memory.state, 0, static_cast<size_t>(p.K) * V * sizeof(float));
+    if (row.state_in >= 0)
+      kernels.load_panels(rows_of(a.state_in, row.state_in), a.state_in.dtype, p.K, V, memory.state);
+    else
+      std::memset(memory.state, 0, static_cast<size_t>(p.K) * V * sizeof(float));
 
     const HeadParams head = head_params(plan, hv, a.A_log, a.dt_bias);
     int32_t ckpt = row.ckpt_begin;
@@ -80,15 +87,18 @@ struct Task {
       for (int64_t t = first; t < end; t += kSubChunk) {
         const int64_t token = row.begin + t, element = int64_t{hv} * p.V + v0;
         const int n = static_cast<int>(std::min<int64_t>(kSubChunk, row.len - t));
-        kernels.advance({p.K, V, n, factors(t - first), memory.state, span_of(a.v, token, element, p.io), token_address(a.out, token, p.io) + element * io,
-                         a.out.pitch * io, p.io, memory.advance});
+        kernels.advance({p.K, V, n, factors(t - first), memory.state, span_of(a.v, token, element, p.io),
+                         token_address(a.out, token, p.io) + element * io, a.out.pitch * io, p.io, memory.advance});
         if (ckpt < row.ckpt_end && a.metadata.ckpt_depth[ckpt] == t + n) {
-          if (a.metadata.ckpt_slot[ckpt] >= 0) kernels.store_panels(memory.state, p.K, V, rows_of(a.checkpoints, a.metadata.ckpt_slot[ckpt]), a.checkpoints.dtype);
+          if (a.metadata.ckpt_slot[ckpt] >= 0)
+            kernels.store_panels(memory.state, p.K, V, rows_of(a.checkpoints, a.metadata.ckpt_slot[ckpt]),
+                                 a.checkpoints.dtype);
           ++ckpt;
         }
       }
     }
-    if (row.state_out >= 0) kernels.store_panels(memory.state, p.K, V, rows_of(a.state_out, row.state_out), a.state_out.dtype);
+    if (row.state_out >= 0)
+      kernels.store_panels(memory.state, p.K, V, rows_of(a.state_out, row.state_out), a.state_out.dtype);
   }
 };
 
@@ -97,12 +107,15 @@ struct Task {
 void plan_extend(KdaPlan& plan) {
   const KdaProblem& p = plan.problem();
   plan.block_tokens_ = plan.options().extend_block_tokens ? plan.options().extend_block_tokens : kDefaultBlock;
-  plan.workspace_bytes_ = worker_bytes(p, plan.block_tokens()) * static_cast<size_t>(plan.device_.threads) + sizeof(KdaRow) * static_cast<size_t>(p.bounds.max_rows);
+  plan.workspace_bytes_ = worker_bytes(p, plan.block_tokens()) * static_cast<size_t>(plan.device_.threads) +
+                          sizeof(KdaRow) * static_cast<size_t>(p.bounds.max_rows);
 }
 
 void extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& stream) {
   const KdaProblem& p = plan.problem();
-  KdaRow* rows = reinterpret_cast<KdaRow*>(static_cast<char*>(a.workspace) + worker_bytes(p, plan.block_tokens()) * static_cast<size_t>(plan.device_.threads));
+  KdaRow* rows =
+      reinterpret_cast<KdaRow*>(static_cast<char*>(a.workspace) +
+                                worker_bytes(p, plan.block_tokens()) * static_cast<size_t>(plan.device_.threads));
   const size_t token_bytes = static_cast<size_t>(p.HV) * p.V * base::size_of(p.io);
   const auto zero = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) std::memset(token_address(a.out, t, p.io), 0, token_bytes);
@@ -127,12 +140,14 @@ void extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& stream)
   const int width = p.V / ranges;
   const KdaKernels& kernels = kda_kernels(plan.isa());
   const int64_t state_bytes = int64_t{p.K} * p.V * 8;
-  run_tasks(stream, heads * ranges, heads * state_bytes + a.tokens * p.HV * (p.K + p.V) * 64, [&](int64_t index, int worker) {
-    const KdaRow& row = rows[index / ranges / p.HV];
-    if (row.status != KdaRowStatus::kOk) return;
-    const int hv = static_cast<int>(index / ranges % p.HV), range = static_cast<int>(index % ranges);
-    Task{plan, a, kernels, row, hv, range * width, (range + 1) * width, worker_memory(plan, a.workspace, worker)}.run();
-  });
+  run_tasks(
+      stream, heads * ranges, heads * state_bytes + a.tokens * p.HV * (p.K + p.V) * 64, [&](int64_t index, int worker) {
+        const KdaRow& row = rows[index / ranges / p.HV];
+        if (row.status != KdaRowStatus::kOk) return;
+        const int hv = static_cast<int>(index / ranges % p.HV), range = static_cast<int>(index % ranges);
+        Task{plan, a, kernels, row, hv, range * width, (range + 1) * width, worker_memory(plan, a.workspace, worker)}
+            .run();
+      });
 }
 
 }  // namespace kadence::ops::cpu

@@ -6,11 +6,12 @@
 // foreach_target.h comes first.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "ops/cpu/kda_kernels.h"
+#include "ops/cpu/kda_prepare-inl.h"
 #include "ops/cpu/kda_simd-inl.h"
 #include "ops/cpu/kda_step-inl.h"
-#include "ops/cpu/kda_prepare-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kadence::ops::cpu {
@@ -53,7 +54,8 @@ HWY_INLINE void Substitute(const float* HWY_RESTRICT A, int tokens, float* HWY_R
     KADENCE_UNROLL for (int i = 0; i < kBlock; ++i) r[i] = hn::Load(d, x + (first + i) * kPanel);
     for (int j = 0; j < first; ++j) {
       const VF known = hn::Load(d, x + j * kPanel);
-      KADENCE_UNROLL for (int i = 0; i < kBlock; ++i) r[i] = hn::NegMulAdd(hn::Set(d, A[j * kSubChunk + first + i]), known, r[i]);
+      KADENCE_UNROLL for (int i = 0; i < kBlock; ++i) r[i] =
+          hn::NegMulAdd(hn::Set(d, A[j * kSubChunk + first + i]), known, r[i]);
     }
     KADENCE_UNROLL for (int j = 0; j < kBlock; ++j) {
       KADENCE_UNROLL for (int i = 0; i < kBlock; ++i) {
@@ -65,7 +67,8 @@ HWY_INLINE void Substitute(const float* HWY_RESTRICT A, int tokens, float* HWY_R
 }
 
 template <int NV>
-HWY_INLINE void AdvancePanel(const AdvanceArgs& a, float* HWY_RESTRICT S, int column, float* HWY_RESTRICT R, const float* const* v, float* HWY_RESTRICT out) {
+HWY_INLINE void AdvancePanel(const AdvanceArgs& a, float* HWY_RESTRICT S, int column, float* HWY_RESTRICT R,
+                             const float* const* v, float* HWY_RESTRICT out) {
   const DF d;
   const ChunkFactors& f = a.factors;
   for (int first = 0; first < a.tokens; first += kRows) {
@@ -75,14 +78,16 @@ HWY_INLINE void AdvancePanel(const AdvanceArgs& a, float* HWY_RESTRICT S, int co
       const int i = first + r;
       KADENCE_UNROLL for (int n = 0; n < NV; ++n) {
         VF x = hn::Zero(d);
-        if (i < a.tokens) x = hn::Mul(hn::Set(d, f.beta[i]), hn::Sub(hn::LoadU(d, v[i] + column + n * kLanes), acc[r][n]));
+        if (i < a.tokens)
+          x = hn::Mul(hn::Set(d, f.beta[i]), hn::Sub(hn::LoadU(d, v[i] + column + n * kLanes), acc[r][n]));
         hn::Store(x, d, R + i * kPanel + n * kLanes);
       }
     }
   }
   KADENCE_UNROLL for (int n = 0; n < NV; ++n) {
     if (a.tokens % kRows != 0 || a.tokens < kSubChunk) {
-      for (int i = (a.tokens + kRows - 1) / kRows * kRows; i < kSubChunk; ++i) hn::Store(hn::Zero(d), d, R + i * kPanel + n * kLanes);
+      for (int i = (a.tokens + kRows - 1) / kRows * kRows; i < kSubChunk; ++i)
+        hn::Store(hn::Zero(d), d, R + i * kPanel + n * kLanes);
     }
     Substitute(f.A, a.tokens, R + n * kLanes);
   }
@@ -143,30 +148,56 @@ void Advance(const AdvanceArgs& a) {
   for (int column = 0; column < a.V; column += kPanel) {
     const int width = std::min(kPanel, a.V - column);
     float* S = a.state + column * a.K;
-    if (width == kPanel) AdvancePanel<2>(a, S, column, R, v, out);
-    else AdvancePanel<1>(a, S, column, R, v, out);
+    if (width == kPanel)
+      AdvancePanel<2>(a, S, column, R, v, out);
+    else
+      AdvancePanel<1>(a, S, column, R, v, out);
     for (int t = 0; t < a.tokens; ++t)
-      FromFloat(out + t * kPanel, width, static_cast<char*>(a.out) + t * a.out_stride + column * static_cast<int>(base::size_of(a.io)), a.io);
+      FromFloat(out + t * kPanel, width,
+                static_cast<char*>(a.out) + t * a.out_stride + column * static_cast<int>(base::size_of(a.io)), a.io);
   }
 }
 
+// 4 x 4 block: to[j * to_pitch + i] = from[i * from_pitch + j].
+HWY_INLINE void Transpose4(const float* HWY_RESTRICT from, int64_t from_pitch, float* HWY_RESTRICT to,
+                           int64_t to_pitch) {
+  const hn::CappedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> d64;
+  const auto pair = [&](auto low, auto a, auto b) HWY_ATTR {
+    return hn::BitCast(d, low.value ? hn::InterleaveLower(d64, hn::BitCast(d64, a), hn::BitCast(d64, b))
+                                    : hn::InterleaveUpper(d64, hn::BitCast(d64, a), hn::BitCast(d64, b)));
+  };
+  const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + from_pitch), c = hn::LoadU(d, from + 2 * from_pitch),
+             e = hn::LoadU(d, from + 3 * from_pitch);
+  const auto ab0 = hn::InterleaveLower(d, a, b), ab1 = hn::InterleaveUpper(d, a, b), ce0 = hn::InterleaveLower(d, c, e),
+             ce1 = hn::InterleaveUpper(d, c, e);
+  hn::StoreU(pair(std::true_type(), ab0, ce0), d, to);
+  hn::StoreU(pair(std::false_type(), ab0, ce0), d, to + to_pitch);
+  hn::StoreU(pair(std::true_type(), ab1, ce1), d, to + 2 * to_pitch);
+  hn::StoreU(pair(std::false_type(), ab1, ce1), d, to + 3 * to_pitch);
+}
+
 void LoadPanels(const void* rows, DType dtype, int K, int V, float* panels) {
-  HWY_ALIGN float row[kMaxHeadDim];
-  for (int v = 0; v < V; ++v) {
+  HWY_ALIGN float buffer[4 * kMaxHeadDim];
+  for (int v = 0; v < V; v += 4) {
     const int column = v / kPanel * kPanel, width = std::min(kPanel, V - column);
-    const float* from = Fetch(static_cast<const char*>(rows) + int64_t{v} * K * static_cast<int64_t>(base::size_of(dtype)), dtype, K, row);
+    const float* from =
+        Fetch(static_cast<const char*>(rows) + int64_t{v} * K * static_cast<int64_t>(base::size_of(dtype)), dtype,
+              int64_t{4} * K, buffer);
     float* to = panels + column * K + (v - column);
-    for (int k = 0; k < K; ++k) to[k * width] = from[k];
+    for (int k = 0; k < K; k += 4) Transpose4(from + k, K, to + k * width, width);
   }
 }
 
 void StorePanels(const float* panels, int K, int V, void* rows, DType dtype) {
-  HWY_ALIGN float row[kMaxHeadDim];
-  for (int v = 0; v < V; ++v) {
+  HWY_ALIGN float buffer[4 * kMaxHeadDim];
+  for (int v = 0; v < V; v += 4) {
     const int column = v / kPanel * kPanel, width = std::min(kPanel, V - column);
     const float* from = panels + column * K + (v - column);
-    for (int k = 0; k < K; ++k) row[k] = from[k * width];
-    FromFloat(row, K, static_cast<char*>(rows) + int64_t{v} * K * static_cast<int64_t>(base::size_of(dtype)), dtype);
+    char* to = static_cast<char*>(rows) + int64_t{v} * K * static_cast<int64_t>(base::size_of(dtype));
+    float* direct = dtype == DType::kF32 ? reinterpret_cast<float*>(to) : buffer;
+    for (int k = 0; k < K; k += 4) Transpose4(from + k * width, width, direct + k, K);
+    if (dtype != DType::kF32) FromFloat(buffer, int64_t{4} * K, to, dtype);
   }
 }
 
@@ -187,7 +218,8 @@ float MultiplyAddBurst(int64_t n) {
 }
 
 const KdaKernels& Table() {
-  static constexpr KdaKernels table{Prepare, Advance, LoadPanels, StorePanels, MakeStepToken, StepRows, UpdateRows, ToFloatFn, FromFloatFn, MultiplyAddBurst};
+  static constexpr KdaKernels table{Prepare,  Advance,    LoadPanels, StorePanels, MakeStepToken,
+                                    StepRows, UpdateRows, ToFloatFn,  FromFloatFn, MultiplyAddBurst};
   return table;
 }
 

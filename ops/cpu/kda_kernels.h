@@ -18,16 +18,24 @@
 
 namespace kadence::ops::cpu {
 
-inline constexpr int kSubChunk = 16;      // tokens of one chunk form
-inline constexpr int kMaxHeadDim = 512;   // K and V: multiples of 16 up to this
+inline constexpr int kSubChunk = 16;     // tokens of one chunk form
+inline constexpr int kMaxHeadDim = 512;  // K and V: multiples of 16 up to this
 
 // Factors of one chunk and head, floats. kd, qd and kr lie as [K/16][16 tokens][16 channels]; A and M as [16 j][16 i],
 // A already multiplied by beta_i. Tokens beyond the chunk's end are zeros.
 struct ChunkFactors {
   float *kd, *qd, *kr, *decay, *A, *M, *beta;
-  static size_t floats(int K) { return static_cast<size_t>(3 * kSubChunk * K + K + 2 * kSubChunk * kSubChunk + kSubChunk); }
+  static size_t floats(int K) {
+    return static_cast<size_t>(3 * kSubChunk * K + K + 2 * kSubChunk * kSubChunk + kSubChunk);
+  }
   ChunkFactors(float* base, int K)
-      : kd(base), qd(kd + kSubChunk * K), kr(qd + kSubChunk * K), decay(kr + kSubChunk * K), A(decay + K), M(A + kSubChunk * kSubChunk), beta(M + kSubChunk * kSubChunk) {}
+      : kd(base),
+        qd(kd + kSubChunk * K),
+        kr(qd + kSubChunk * K),
+        decay(kr + kSubChunk * K),
+        A(decay + K),
+        M(A + kSubChunk * kSubChunk),
+        beta(M + kSubChunk * kSubChunk) {}
 };
 
 // What pre-processing of a head needs, the same for all its tokens.
@@ -35,10 +43,10 @@ struct HeadParams {
   int K = 0;
   KdaGate gate = KdaGate::kBounded;
   bool l2norm = true, beta_logits = true, beta_doubled = false;
-  float q_scale = 1;              // multiplied into q
-  float gate_rate = 1;            // exp(A_log)
-  float gate_scale = 1;           // to log2: lower_bound log2(e), or -exp(A_log) log2(e), or log2(e)
-  const float* dt_bias = nullptr; // [K] or null
+  float q_scale = 1;               // multiplied into q
+  float gate_rate = 1;             // exp(A_log)
+  float gate_scale = 1;            // to log2: lower_bound log2(e), or -exp(A_log) log2(e), or log2(e)
+  const float* dt_bias = nullptr;  // [K] or null
 };
 
 // Tokens of one head as they lie in memory: token t at base + t * stride bytes.
@@ -51,23 +59,23 @@ struct TokenSpan {
 struct PrepareArgs {
   HeadParams head;
   TokenSpan q, k, decay, beta;
-  int tokens = 0;     // 1..16
-  float* scratch;     // prepare_floats(K)
+  int tokens = 0;  // 1..16
+  float* scratch;  // prepare_floats(K)
   ChunkFactors out;
 };
 size_t prepare_floats(int K);
 
 // The state of a head, or a range of its value channels, as panels [V/P][K][P]; P = panel width of the instruction set.
 struct AdvanceArgs {
-  int K = 0, V = 0;      // V: value channels of this range
-  int tokens = 0;        // 1..16
+  int K = 0, V = 0;  // V: value channels of this range
+  int tokens = 0;    // 1..16
   ChunkFactors factors;
   float* state;
-  TokenSpan v;           // [tokens][V] of this range
-  void* out;             // token t at out + t * out_stride bytes
+  TokenSpan v;  // [tokens][V] of this range
+  void* out;    // token t at out + t * out_stride bytes
   int64_t out_stride = 0;
   DType io = DType::kF32;
-  float* scratch;        // advance_floats(V)
+  float* scratch;  // advance_floats(V)
 };
 size_t advance_floats(int V);
 
@@ -86,13 +94,15 @@ struct KdaKernels {
   void (*load_panels)(const void* rows, DType dtype, int K, int V, float* panels);
   void (*store_panels)(const float* panels, int K, int V, void* rows, DType dtype);
   // q, k, decay, beta of one token -> StepToken. `scratch` has 4 K floats.
-  void (*step_token)(const HeadParams&, const void* q, const void* k, DType io, const void* decay, DType decay_dtype, const void* beta, DType beta_dtype,
-                     float* scratch, StepToken& token);
+  void (*step_token)(const HeadParams&, const void* q, const void* k, DType io, const void* decay, DType decay_dtype,
+                     const void* beta, DType beta_dtype, float* scratch, StepToken& token);
   // 16 rows of S: out[16], u[16] and the new rows. src and dst may be the same memory. With `round`, dst is fp32 and
   // every value is first rounded to that dtype (what a store to the pool and a load would leave).
-  void (*step_rows)(const StepToken& token, const float* v, int K, const void* src, DType src_dtype, void* dst, DType dst_dtype, DType round, float* out, float* u);
+  void (*step_rows)(const StepToken& token, const float* v, int K, const void* src, DType src_dtype, void* dst,
+                    DType dst_dtype, DType round, float* out, float* u);
   // 16 rows of S <- S diag(decay) + u k^T, with the same arithmetic as step_rows.
-  void (*update_rows)(const float* decay, const float* k, const float* u, int K, const float* src, float* dst, DType round);
+  void (*update_rows)(const float* decay, const float* k, const float* u, int K, const float* src, float* dst,
+                      DType round);
   // n elements between a pool dtype and fp32, one rounding.
   void (*to_float)(const void* src, DType dtype, int64_t n, float* dst);
   void (*from_float)(const float* src, int64_t n, void* dst, DType dtype);

@@ -37,7 +37,8 @@ HWY_INLINE void BetaVector(const HeadParams& h, const float* raw, float* out) {
 }
 
 // Factors that normalise `tokens` rows [16][K] to length `scale`.
-HWY_INLINE void NormFactors(const float* const* rows, int tokens, int K, bool l2norm, float scale, float* partial, float* out) {
+HWY_INLINE void NormFactors(const float* const* rows, int tokens, int K, bool l2norm, float scale, float* partial,
+                            float* out) {
   const DF d;
   if (!l2norm) {
     std::fill_n(out, kSubChunk, scale);
@@ -62,8 +63,9 @@ HWY_INLINE void NormFactors(const float* const* rows, int tokens, int K, bool l2
 
 // Normalised q and k [16][K], decays D [16][K], and the factors that need one channel only.
 template <KdaGate kGate>
-HWY_INLINE void ChannelFactors(const PrepareArgs& a, const float* const* q, const float* const* k, const float* const* x, const float* q_norm,
-                               const float* k_norm, float* HWY_RESTRICT Q, float* HWY_RESTRICT Kn, float* HWY_RESTRICT D) {
+HWY_INLINE void ChannelFactors(const PrepareArgs& a, const float* const* q, const float* const* k,
+                               const float* const* x, const float* q_norm, const float* k_norm, float* HWY_RESTRICT Q,
+                               float* HWY_RESTRICT Kn, float* HWY_RESTRICT D) {
   const DF d;
   const HeadParams& h = a.head;
   const int K = h.K, n = a.tokens;
@@ -75,7 +77,8 @@ HWY_INLINE void ChannelFactors(const PrepareArgs& a, const float* const* q, cons
     for (int t = 0; t < n; ++t) {
       const VF g = LogDecay<kGate>(hn::LoadU(d, x[t] + c), bias, rate, scale);
       const VF decay = Exp2(g);
-      const VF qn = hn::Mul(hn::LoadU(d, q[t] + c), hn::Set(d, q_norm[t])), kn = hn::Mul(hn::LoadU(d, k[t] + c), hn::Set(d, k_norm[t]));
+      const VF qn = hn::Mul(hn::LoadU(d, q[t] + c), hn::Set(d, q_norm[t])),
+               kn = hn::Mul(hn::LoadU(d, k[t] + c), hn::Set(d, k_norm[t]));
       sum = hn::Add(sum, g);
       product = hn::Mul(product, decay);
       hn::Store(decay, d, D + t * K + c);
@@ -96,8 +99,8 @@ HWY_INLINE void ChannelFactors(const PrepareArgs& a, const float* const* q, cons
 }
 
 // One vector of channels of PairColumn; `more` adds to what earlier vectors left.
-HWY_INLINE void PairTail(const float* HWY_RESTRICT Q, const float* HWY_RESTRICT Kn, const float* HWY_RESTRICT D, int K, int c, bool more, int j, int n,
-                         float* HWY_RESTRICT pa, float* HWY_RESTRICT pm) {
+HWY_INLINE void PairTail(const float* HWY_RESTRICT Q, const float* HWY_RESTRICT Kn, const float* HWY_RESTRICT D, int K,
+                         int c, bool more, int j, int n, float* HWY_RESTRICT pa, float* HWY_RESTRICT pm) {
   const DF d;
   VF w = hn::Load(d, Kn + j * K + c);
   const auto add = [&](float* to, VF term) HWY_ATTR { hn::Store(more ? hn::Add(hn::Load(d, to), term) : term, d, to); };
@@ -110,8 +113,8 @@ HWY_INLINE void PairTail(const float* HWY_RESTRICT Q, const float* HWY_RESTRICT 
 }
 
 // Column j of A and M: w = k_j times the decays of the tokens since j, against every later k_i and q_i.
-HWY_INLINE void PairColumn(const float* HWY_RESTRICT Q, const float* HWY_RESTRICT Kn, const float* HWY_RESTRICT D, int K, int j, int n, float* HWY_RESTRICT pa,
-                           float* HWY_RESTRICT pm) {
+HWY_INLINE void PairColumn(const float* HWY_RESTRICT Q, const float* HWY_RESTRICT Kn, const float* HWY_RESTRICT D,
+                           int K, int j, int n, float* HWY_RESTRICT pa, float* HWY_RESTRICT pm) {
   const DF d;
   constexpr int kHeld = 8;  // vectors of w in registers
   const int vectors = K / static_cast<int>(kLanes);
@@ -144,12 +147,19 @@ HWY_INLINE void PairColumn(const float* HWY_RESTRICT Q, const float* HWY_RESTRIC
       }
     };
     switch (held) {
-      case 8: run(std::integral_constant<int, 8>()); break;
-      case 4: run(std::integral_constant<int, 4>()); break;
-      case 2: run(std::integral_constant<int, 2>()); break;
+      case 8:
+        run(std::integral_constant<int, 8>());
+        break;
+      case 4:
+        run(std::integral_constant<int, 4>());
+        break;
+      case 2:
+        run(std::integral_constant<int, 2>());
+        break;
       default:
         // Any other width: one vector at a time keeps the sum over channels in ascending order.
-        for (int v = 0; v < held; ++v) PairTail(Q, Kn, D, K, base + v * static_cast<int>(kLanes), first + v > 0, j, n, pa, pm);
+        for (int v = 0; v < held; ++v)
+          PairTail(Q, Kn, D, K, base + v * static_cast<int>(kLanes), first + v > 0, j, n, pa, pm);
     }
   }
 }
@@ -178,9 +188,15 @@ void Prepare(const PrepareArgs& a) {
   NormFactors(q, n, K, a.head.l2norm, a.head.q_scale, pa, norms);
   NormFactors(k, n, K, a.head.l2norm, 1.0f, pa, norms + kSubChunk);
   switch (a.head.gate) {
-    case KdaGate::kBounded: ChannelFactors<KdaGate::kBounded>(a, q, k, x, norms, norms + kSubChunk, Q, Kn, D); break;
-    case KdaGate::kSoftplus: ChannelFactors<KdaGate::kSoftplus>(a, q, k, x, norms, norms + kSubChunk, Q, Kn, D); break;
-    case KdaGate::kGivenLogDecay: ChannelFactors<KdaGate::kGivenLogDecay>(a, q, k, x, norms, norms + kSubChunk, Q, Kn, D); break;
+    case KdaGate::kBounded:
+      ChannelFactors<KdaGate::kBounded>(a, q, k, x, norms, norms + kSubChunk, Q, Kn, D);
+      break;
+    case KdaGate::kSoftplus:
+      ChannelFactors<KdaGate::kSoftplus>(a, q, k, x, norms, norms + kSubChunk, Q, Kn, D);
+      break;
+    case KdaGate::kGivenLogDecay:
+      ChannelFactors<KdaGate::kGivenLogDecay>(a, q, k, x, norms, norms + kSubChunk, Q, Kn, D);
+      break;
   }
   // Entries that no pair fills are zeros; garbage of an earlier column must not leak in.
   std::fill_n(pa, kSubChunk * kLanes, 0.0f);

@@ -77,7 +77,8 @@ HWY_INLINE void ReduceRows16(const float* HWY_RESTRICT rows, float* HWY_RESTRICT
   HWY_ALIGN float block[kLanes];
   for (int g = 0; g < 4; ++g) {
     const float* at = rows + g * 4 * static_cast<int>(kLanes);
-    const VF a = hn::Load(d, at), b = hn::Load(d, at + kLanes), c = hn::Load(d, at + 2 * kLanes), e = hn::Load(d, at + 3 * kLanes);
+    const VF a = hn::Load(d, at), b = hn::Load(d, at + kLanes), c = hn::Load(d, at + 2 * kLanes),
+             e = hn::Load(d, at + 3 * kLanes);
     const VF ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
     const VF ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
     const auto lo = hn::InterleaveLower(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce));
@@ -152,9 +153,12 @@ struct AsF16 {
 // f(AsF32{}) or ... for a dtype that was validated by the plan.
 template <class F>
 HWY_INLINE void WithType(base::DType t, F&& f) {
-  if (t == base::DType::kF32) f(AsF32());
-  else if (t == base::DType::kBF16) f(AsBF16());
-  else f(AsF16());
+  if (t == base::DType::kF32)
+    f(AsF32());
+  else if (t == base::DType::kBF16)
+    f(AsBF16());
+  else
+    f(AsF16());
 }
 
 // n is a multiple of 16.

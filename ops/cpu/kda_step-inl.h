@@ -24,7 +24,8 @@ HWY_INLINE float Dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, i
 HWY_INLINE void Normalise(const float* x, int n, bool l2norm, float scale, float* out) {
   const DF d;
   const float factor = l2norm ? scale / std::sqrt(Dot(x, x, n) + kL2NormEps) : scale;
-  for (int c = 0; c < n; c += static_cast<int>(kLanes)) hn::Store(hn::Mul(hn::LoadU(d, x + c), hn::Set(d, factor)), d, out + c);
+  for (int c = 0; c < n; c += static_cast<int>(kLanes))
+    hn::Store(hn::Mul(hn::LoadU(d, x + c), hn::Set(d, factor)), d, out + c);
 }
 
 template <KdaGate kGate>
@@ -37,17 +38,23 @@ HWY_INLINE void Decays(const HeadParams& h, const float* x, float* decay) {
   }
 }
 
-void MakeStepToken(const HeadParams& h, const void* q, const void* k, DType io, const void* decay, DType decay_dtype, const void* beta, DType beta_dtype,
-                   float* scratch, StepToken& token) {
+void MakeStepToken(const HeadParams& h, const void* q, const void* k, DType io, const void* decay, DType decay_dtype,
+                   const void* beta, DType beta_dtype, float* scratch, StepToken& token) {
   const DF d;
   const int K = h.K;
   Normalise(Fetch(q, io, K, scratch), K, h.l2norm, h.q_scale, token.q);
   Normalise(Fetch(k, io, K, scratch), K, h.l2norm, 1.0f, token.k);
   const float* x = Fetch(decay, decay_dtype, K, scratch);
   switch (h.gate) {
-    case KdaGate::kBounded: Decays<KdaGate::kBounded>(h, x, token.decay); break;
-    case KdaGate::kSoftplus: Decays<KdaGate::kSoftplus>(h, x, token.decay); break;
-    case KdaGate::kGivenLogDecay: Decays<KdaGate::kGivenLogDecay>(h, x, token.decay); break;
+    case KdaGate::kBounded:
+      Decays<KdaGate::kBounded>(h, x, token.decay);
+      break;
+    case KdaGate::kSoftplus:
+      Decays<KdaGate::kSoftplus>(h, x, token.decay);
+      break;
+    case KdaGate::kGivenLogDecay:
+      Decays<KdaGate::kGivenLogDecay>(h, x, token.decay);
+      break;
   }
   for (int c = 0; c < K; c += static_cast<int>(kLanes)) {
     const VF g = hn::Load(d, token.decay + c);
@@ -73,7 +80,8 @@ HWY_INLINE VF RoundThrough(VF x) {
 inline constexpr int kStepRows = 4;
 
 template <class Src, class Dst, class Round>
-HWY_INLINE void StepRowsOf(const StepToken& token, const float* v, int K, const typename Src::T* src, typename Dst::T* dst, float* out, float* u) {
+HWY_INLINE void StepRowsOf(const StepToken& token, const float* v, int K, const typename Src::T* src,
+                           typename Dst::T* dst, float* out, float* u) {
   const DF d;
   HWY_ALIGN float predicted[kSubChunk], read[kSubChunk];
   HWY_ALIGN float pp[kSubChunk * kLanes], po[kSubChunk * kLanes];
@@ -119,12 +127,15 @@ HWY_INLINE void StepRowsOf(const StepToken& token, const float* v, int K, const 
   }
 }
 
-void StepRows(const StepToken& token, const float* v, int K, const void* src, DType src_dtype, void* dst, DType dst_dtype, DType round, float* out, float* u) {
+void StepRows(const StepToken& token, const float* v, int K, const void* src, DType src_dtype, void* dst,
+              DType dst_dtype, DType round, float* out, float* u) {
   WithType(src_dtype, [&](auto from) HWY_ATTR {
     using Src = decltype(from);
     const typename Src::T* s = static_cast<const typename Src::T*>(src);
     if (dst_dtype == DType::kF32) {
-      WithType(round, [&](auto rounded) HWY_ATTR { StepRowsOf<Src, AsF32, decltype(rounded)>(token, v, K, s, static_cast<float*>(dst), out, u); });
+      WithType(round, [&](auto rounded) HWY_ATTR {
+        StepRowsOf<Src, AsF32, decltype(rounded)>(token, v, K, s, static_cast<float*>(dst), out, u);
+      });
     } else if (dst_dtype == DType::kBF16) {
       StepRowsOf<Src, AsBF16, AsF32>(token, v, K, s, static_cast<uint16_t*>(dst), out, u);
     } else {

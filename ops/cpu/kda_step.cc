@@ -23,22 +23,27 @@ const char* element(const ConstTokenTensor& t, int64_t token, int64_t at, DType 
   return token_address(t, token, dtype) + at * static_cast<int64_t>(base::size_of(dtype));
 }
 
-void make_token(const KdaPlan& plan, const KdaKernels& kernels, const StepInputs& in, int64_t token, int hv, float* scratch, StepToken& t) {
+void make_token(const KdaPlan& plan, const KdaKernels& kernels, const StepInputs& in, int64_t token, int hv,
+                float* scratch, StepToken& t) {
   const KdaProblem& p = plan.problem();
   const int64_t h = hv / (p.HV / p.H);
-  kernels.step_token(head_params(plan, hv, in.A_log, in.dt_bias), element(in.q, token, h * p.K, p.io), element(in.k, token, h * p.K, p.io), p.io,
-                     element(in.decay, token, int64_t{hv} * p.K, p.decay), p.decay, element(in.beta, token, hv, p.beta), p.beta, scratch, t);
+  kernels.step_token(head_params(plan, hv, in.A_log, in.dt_bias), element(in.q, token, h * p.K, p.io),
+                     element(in.k, token, h * p.K, p.io), p.io, element(in.decay, token, int64_t{hv} * p.K, p.decay),
+                     p.decay, element(in.beta, token, hv, p.beta), p.beta, scratch, t);
 }
 
 // Rounded so that every worker's memory starts on a cache line.
 size_t round_floats(size_t n) { return (n + 15) / 16 * 16; }
 
-size_t step_worker_floats(const KdaProblem& p) { return round_floats(StepToken::floats(p.K) + static_cast<size_t>(p.K) + 2 * static_cast<size_t>(p.V)); }
+size_t step_worker_floats(const KdaProblem& p) {
+  return round_floats(StepToken::floats(p.K) + static_cast<size_t>(p.K) + 2 * static_cast<size_t>(p.V));
+}
 
 size_t node_floats(const KdaProblem& p) { return 2 * static_cast<size_t>(p.K) + p.V; }
 // decay [K], k [K], u [V] of a node.
 float* node_data(const KdaProblem& p, const void* scratch, int64_t row, int hv, int64_t node) {
-  return static_cast<float*>(const_cast<void*>(scratch)) + node_floats(p) * static_cast<size_t>((row * p.HV + hv) * p.D + node);
+  return static_cast<float*>(const_cast<void*>(scratch)) +
+         node_floats(p) * static_cast<size_t>((row * p.HV + hv) * p.D + node);
 }
 
 size_t verify_worker_floats(const KdaProblem& p) {
@@ -48,36 +53,47 @@ size_t verify_worker_floats(const KdaProblem& p) {
 
 void zero_head(const KdaProblem& p, const TokenTensor& out, int64_t token, int hv) {
   const size_t size = base::size_of(p.io);
-  std::memset(token_address(out, token, p.io) + static_cast<size_t>(hv) * p.V * size, 0, static_cast<size_t>(p.V) * size);
+  std::memset(token_address(out, token, p.io) + static_cast<size_t>(hv) * p.V * size, 0,
+              static_cast<size_t>(p.V) * size);
 }
 char* head_rows(const KdaProblem& p, const StateView& view, int32_t slot, int64_t layer, int hv, int v) {
-  return slot_address(view, slot, layer) + (int64_t{hv} * p.V + v) * p.K * static_cast<int64_t>(base::size_of(view.dtype));
+  return slot_address(view, slot, layer) +
+         (int64_t{hv} * p.V + v) * p.K * static_cast<int64_t>(base::size_of(view.dtype));
 }
-const float* fetch_v(const KdaPlan& plan, const KdaKernels& kernels, const ConstTokenTensor& v, int64_t token, int hv, float* buffer) {
+const float* fetch_v(const KdaPlan& plan, const KdaKernels& kernels, const ConstTokenTensor& v, int64_t token, int hv,
+                     float* buffer) {
   const KdaProblem& p = plan.problem();
   const char* at = element(v, token, int64_t{hv} * p.V, p.io);
   if (p.io == DType::kF32) return reinterpret_cast<const float*>(at);
   kernels.to_float(at, p.io, p.V, buffer);
   return buffer;
 }
-void store_out(const KdaPlan& plan, const KdaKernels& kernels, const TokenTensor& out, int64_t token, int hv, const float* values) {
+void store_out(const KdaPlan& plan, const KdaKernels& kernels, const TokenTensor& out, int64_t token, int hv,
+               const float* values) {
   const KdaProblem& p = plan.problem();
-  kernels.from_float(values, p.V, token_address(out, token, p.io) + int64_t{hv} * p.V * static_cast<int64_t>(base::size_of(p.io)), p.io);
+  kernels.from_float(values, p.V,
+                     token_address(out, token, p.io) + int64_t{hv} * p.V * static_cast<int64_t>(base::size_of(p.io)),
+                     p.io);
 }
 
 }  // namespace
 
-void plan_step(KdaPlan& plan) { plan.workspace_bytes_ = step_worker_floats(plan.problem()) * 4 * static_cast<size_t>(plan.device_.threads); }
+void plan_step(KdaPlan& plan) {
+  plan.workspace_bytes_ = step_worker_floats(plan.problem()) * 4 * static_cast<size_t>(plan.device_.threads);
+}
 
 void step(const KdaPlan& plan, const KdaStepArgs& a, device::Stream& stream) {
   const KdaProblem& p = plan.problem();
   const KdaKernels& kernels = kda_kernels(plan.isa());
   for (int32_t i = 0; i < a.rows; ++i) {
-    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots) report_row(a.status, i, KdaRowStatus::kBadStateIn);
-    else if (a.slot_out[i] < -1 || a.slot_out[i] >= a.state_out.slots) report_row(a.status, i, KdaRowStatus::kBadStateOut);
+    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots)
+      report_row(a.status, i, KdaRowStatus::kBadStateIn);
+    else if (a.slot_out[i] < -1 || a.slot_out[i] >= a.state_out.slots)
+      report_row(a.status, i, KdaRowStatus::kBadStateOut);
   }
   const StepInputs in{a.q, a.k, a.v, a.decay, a.beta, a.A_log, a.dt_bias};
-  const int64_t bytes = int64_t{a.rows} * p.HV * p.V * p.K * static_cast<int64_t>(base::size_of(p.state_in) + base::size_of(p.state_out));
+  const int64_t bytes =
+      int64_t{a.rows} * p.HV * p.V * p.K * static_cast<int64_t>(base::size_of(p.state_in) + base::size_of(p.state_out));
   run_tasks(stream, int64_t{a.rows} * p.HV, bytes, [&](int64_t task, int worker) {
     const int64_t row = task / p.HV;
     const int hv = static_cast<int>(task % p.HV);
@@ -93,7 +109,8 @@ void step(const KdaPlan& plan, const KdaStepArgs& a, device::Stream& stream) {
     alignas(64) char dropped[kBlockRows * kMaxHeadDim * 4];
     for (int r = 0; r < p.V; r += kBlockRows) {
       void* dst = to >= 0 ? head_rows(p, a.state_out, to, 0, hv, r) : dropped;
-      kernels.step_rows(token, v + r, p.K, head_rows(p, a.state_in, from, 0, hv, r), a.state_in.dtype, dst, a.state_out.dtype, DType::kF32, out + r, u);
+      kernels.step_rows(token, v + r, p.K, head_rows(p, a.state_in, from, 0, hv, r), a.state_in.dtype, dst,
+                        a.state_out.dtype, DType::kF32, out + r, u);
     }
     store_out(plan, kernels, a.out, row, hv, out);
   });
@@ -113,8 +130,10 @@ void verify(const KdaPlan& plan, const KdaVerifyArgs& a, device::Stream& stream)
     return live ? a.n_draft[i] : 0;
   };
   for (int32_t i = 0; i < a.rows; ++i) {
-    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots) report_row(a.status, i, KdaRowStatus::kBadStateIn);
-    else if (a.slot_in[i] >= 0 && (a.n_draft[i] < 0 || a.n_draft[i] > p.D)) report_row(a.status, i, KdaRowStatus::kBadNode);
+    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots)
+      report_row(a.status, i, KdaRowStatus::kBadStateIn);
+    else if (a.slot_in[i] >= 0 && (a.n_draft[i] < 0 || a.n_draft[i] > p.D))
+      report_row(a.status, i, KdaRowStatus::kBadNode);
     for (int32_t d = 0; d < live_nodes(i); ++d) {
       const int32_t parent = a.parent[int64_t{i} * p.D + d];
       if (parent < -1 || parent >= d) report_row(a.status, i, KdaRowStatus::kBadNode);
@@ -163,7 +182,8 @@ void verify(const KdaPlan& plan, const KdaVerifyArgs& a, device::Stream& stream)
         const bool root = parent[d] < 0;
         const void* src = root ? static_cast<const void*>(head_rows(p, a.state_in, a.slot_in[row], 0, hv, r))
                                : states + static_cast<size_t>(parent[d]) * kBlockRows * p.K;
-        kernels.step_rows(token_of(d), values + static_cast<size_t>(d) * p.V + r, p.K, src, root ? a.state_in.dtype : DType::kF32, own, DType::kF32, p.state_out,
+        kernels.step_rows(token_of(d), values + static_cast<size_t>(d) * p.V + r, p.K, src,
+                          root ? a.state_in.dtype : DType::kF32, own, DType::kF32, p.state_out,
                           outs + static_cast<size_t>(d) * p.V + r, node_data(p, a.scratch, row, hv, d) + 2 * p.K + r);
       }
     }
@@ -196,7 +216,8 @@ void commit(const KdaPlan& plan, const KdaCommitArgs& a, device::Stream& stream)
           kernels.update_rows(node, node + p.K, node + 2 * p.K + v, p.K, from, s, p.state_out);
           from = s;
         }
-        if (target->depth > 0) kernels.from_float(s, n, head_rows(p, a.states, target->slot, layer, hv, v), a.states.dtype);
+        if (target->depth > 0)
+          kernels.from_float(s, n, head_rows(p, a.states, target->slot, layer, hv, v), a.states.dtype);
       }
     }
   });

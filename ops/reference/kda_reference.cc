@@ -39,7 +39,8 @@ double log_decay(const KdaProblem& p, double x, const float* A_log, const float*
   return p.gate == KdaGate::kBounded ? p.lower_bound * sigmoid(a * biased) : -a * softplus(biased);
 }
 
-void load_vector(const ConstTokenTensor& t, int64_t token, DType dtype, int64_t offset, int n, bool normalise, double scale, double* out) {
+void load_vector(const ConstTokenTensor& t, int64_t token, DType dtype, int64_t offset, int n, bool normalise,
+                 double scale, double* out) {
   const char* row = token_address(t, token, dtype);
   double squares = 0;
   for (int i = 0; i < n; ++i) {
@@ -115,7 +116,9 @@ struct Worker {
   double* S;
   Token token;
 };
-size_t worker_doubles(const KdaProblem& p) { return static_cast<size_t>(p.V) * p.K + 3 * static_cast<size_t>(p.K) + p.V; }
+size_t worker_doubles(const KdaProblem& p) {
+  return static_cast<size_t>(p.V) * p.K + 3 * static_cast<size_t>(p.K) + p.V;
+}
 Worker worker_memory(const KdaPlan& plan, void* workspace, int worker) {
   const KdaProblem& p = plan.problem();
   double* at = static_cast<double*>(workspace) + worker_doubles(p) * static_cast<size_t>(worker);
@@ -134,7 +137,8 @@ double* node_data(const KdaProblem& p, void* scratch, int64_t row, int hv, int n
   return static_cast<double*>(scratch) + node_doubles(p) * static_cast<size_t>((row * p.HV + hv) * p.D + node);
 }
 // The state after the nodes of a path, each rounded as the step sequence would round it.
-void replay(const KdaProblem& p, double* S, void* scratch, int64_t row, int hv, const int32_t* path, int32_t count, DType dtype) {
+void replay(const KdaProblem& p, double* S, void* scratch, int64_t row, int hv, const int32_t* path, int32_t count,
+            DType dtype) {
   for (int32_t i = 0; i < count; ++i) {
     const double* n = node_data(p, scratch, row, hv, path[i]);
     for (int r = 0; r < p.V; ++r) update_row(S + int64_t{r} * p.K, n, n + p.K, n[2 * p.K + r], p.K);
@@ -213,8 +217,10 @@ void step(const KdaPlan& plan, const KdaStepArgs& a, device::Stream& stream) {
   const KdaProblem& p = plan.problem();
   const int64_t n = int64_t{p.V} * p.K;
   for (int32_t i = 0; i < a.rows; ++i) {
-    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots) report_row(a.status, i, KdaRowStatus::kBadStateIn);
-    else if (a.slot_out[i] < -1 || a.slot_out[i] >= a.state_out.slots) report_row(a.status, i, KdaRowStatus::kBadStateOut);
+    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots)
+      report_row(a.status, i, KdaRowStatus::kBadStateIn);
+    else if (a.slot_out[i] < -1 || a.slot_out[i] >= a.state_out.slots)
+      report_row(a.status, i, KdaRowStatus::kBadStateOut);
   }
   stream.parallel_for(int64_t{a.rows} * p.HV, [&](int64_t task, int worker) {
     const int64_t row = task / p.HV;
@@ -234,13 +240,16 @@ void verify(const KdaPlan& plan, const KdaVerifyArgs& a, device::Stream& stream)
   const KdaProblem& p = plan.problem();
   const int64_t n = int64_t{p.V} * p.K;
   for (int32_t i = 0; i < a.rows; ++i) {
-    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots) report_row(a.status, i, KdaRowStatus::kBadStateIn);
-    else if (a.slot_in[i] >= 0 && (a.n_draft[i] < 0 || a.n_draft[i] > p.D)) report_row(a.status, i, KdaRowStatus::kBadNode);
+    if (a.slot_in[i] < -1 || a.slot_in[i] >= a.state_in.slots)
+      report_row(a.status, i, KdaRowStatus::kBadStateIn);
+    else if (a.slot_in[i] >= 0 && (a.n_draft[i] < 0 || a.n_draft[i] > p.D))
+      report_row(a.status, i, KdaRowStatus::kBadNode);
   }
   stream.parallel_for(int64_t{a.rows} * p.HV, [&](int64_t task, int worker) {
     const int64_t row = task / p.HV;
     const int hv = static_cast<int>(task % p.HV);
-    const bool live = a.slot_in[row] >= 0 && a.slot_in[row] < a.state_in.slots && a.n_draft[row] >= 0 && a.n_draft[row] <= p.D;
+    const bool live =
+        a.slot_in[row] >= 0 && a.slot_in[row] < a.state_in.slots && a.n_draft[row] >= 0 && a.n_draft[row] <= p.D;
     const int32_t drafts = live ? a.n_draft[row] : 0;
     const int32_t* parent = a.parent + row * p.D;
     Worker w = worker_memory(plan, a.workspace, worker);
@@ -271,7 +280,8 @@ void commit(const KdaPlan& plan, const KdaCommitArgs& a, device::Stream& stream)
     const KdaCommitRow r = read_commit_row(p, a, row);
     if (r.commit.depth == 0 && r.track.depth == 0) return;
     cpu::commit_windows(p, a, r, row, layer);
-    void* scratch = static_cast<char*>(const_cast<void*>(a.scratch)) + a.scratch_layer_bytes * static_cast<size_t>(layer);
+    void* scratch =
+        static_cast<char*>(const_cast<void*>(a.scratch)) + a.scratch_layer_bytes * static_cast<size_t>(layer);
     for (int hv = 0; hv < p.HV; ++hv) {
       for (int v = 0; v < p.V; ++v) {
         const int64_t offset = (int64_t{hv} * p.V + v) * p.K;
@@ -297,6 +307,11 @@ void commit(const KdaPlan& plan, const KdaCommitArgs& a, device::Stream& stream)
 const KdaBackend kBackend = {
     {"reference", device::DeviceKind::kCpu, true, true, true, true,
      "the recurrence in double, any sizes, every gate; extend rounds the carried state to fp32 at 64-token boundaries"},
-    misses, plan, extend, step, verify, commit};
+    misses,
+    plan,
+    extend,
+    step,
+    verify,
+    commit};
 
 }  // namespace kadence::ops::reference

@@ -13,7 +13,8 @@ std::string ErrorStats::describe() const {
   return s.str();
 }
 
-ErrorStats compare(const std::vector<float>& got, const std::vector<double>& want, int64_t heads, int64_t width, double resolution) {
+ErrorStats compare(const std::vector<float>& got, const std::vector<double>& want, int64_t heads, int64_t width,
+                   double resolution) {
   ErrorStats stats;
   if (got.size() != want.size()) {
     stats.finite = false;
@@ -46,7 +47,9 @@ ErrorStats compare(const std::vector<float>& got, const std::vector<double>& wan
   return stats;
 }
 
-ErrorStats worst(const ErrorStats& a, const ErrorStats& b) { return {std::max(a.head, b.head), std::max(a.row, b.row), a.finite && b.finite}; }
+ErrorStats worst(const ErrorStats& a, const ErrorStats& b) {
+  return {std::max(a.head, b.head), std::max(a.row, b.row), a.finite && b.finite};
+}
 
 std::string exceeds(const ErrorStats& s, double tolerance, const std::string& what) {
   if (s.finite && s.head <= tolerance && s.row <= 8 * tolerance) return "";

@@ -16,12 +16,12 @@ class GuardedTensor {
   GuardedTensor(device::Stream& stream, int64_t rows, int64_t width, int64_t pitch, DType dtype);
 
   void set(int64_t row, int64_t column, float value);
-  void fill_row(int64_t row, const float* values);       // width values
-  float get(int64_t row, int64_t column) const;          // of the host mirror
+  void fill_row(int64_t row, const float* values);  // width values
+  float get(int64_t row, int64_t column) const;     // of the host mirror
   std::vector<float> row(int64_t row) const;
-  void upload(device::Stream& stream);                   // host mirror -> device
-  void download(device::Stream& stream);                 // device -> host mirror, after synchronising
-  void* data() const;                                    // of row 0 on the device
+  void upload(device::Stream& stream);    // host mirror -> device
+  void download(device::Stream& stream);  // device -> host mirror, after synchronising
+  void* data() const;                     // of row 0 on the device
   int64_t pitch() const { return pitch_; }
   int64_t rows() const { return rows_; }
   DType dtype() const { return dtype_; }

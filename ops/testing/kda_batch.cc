@@ -37,7 +37,8 @@ struct Tensors {
   }
   template <class Args>
   void fill(Args& a, const KdaWeights& w) const {
-    a.q = q.const_tokens(), a.k = k.const_tokens(), a.v = v.const_tokens(), a.decay = decay.const_tokens(), a.beta = beta.const_tokens();
+    a.q = q.const_tokens(), a.k = k.const_tokens(), a.v = v.const_tokens(), a.decay = decay.const_tokens(),
+    a.beta = beta.const_tokens();
     a.out = out.tokens();
     a.A_log = w.A_log.empty() ? nullptr : A_log.data();
     a.dt_bias = w.dt_bias.empty() ? nullptr : dt_bias.data();
@@ -94,7 +95,8 @@ KdaProblem with_bounds(KdaProblem p, const std::vector<const KdaRowData*>& rows,
   return p;
 }
 
-BatchResult run_extend(device::Stream& stream, const KdaProblem& problem, const KdaWeights& weights, const std::vector<const KdaRowData*>& rows, const BatchLayout& l) {
+BatchResult run_extend(device::Stream& stream, const KdaProblem& problem, const KdaWeights& weights,
+                       const std::vector<const KdaRowData*>& rows, const BatchLayout& l) {
   KdaProblem p = with_bounds(problem, rows, l.tail_tokens);
   p.phase = KdaPhase::kExtend;
   p.seq_int64 = l.seq_int64;
@@ -150,7 +152,8 @@ BatchResult run_extend(device::Stream& stream, const KdaProblem& problem, const 
   t.fill(a, weights);
   a.tokens = tokens;
   a.state_in = view_of(pool_in), a.state_out = view_of(out_pool), a.checkpoints = view_of(ckpt_pool);
-  device::Buffer workspace = poisoned_buffer(stream, plan.workspace_bytes()), metadata = poisoned_buffer(stream, plan.metadata_bytes());
+  device::Buffer workspace = poisoned_buffer(stream, plan.workspace_bytes()),
+                 metadata = poisoned_buffer(stream, plan.metadata_bytes());
   a.workspace = workspace.data();
   DeviceArray<int64_t> begin64;
   DeviceArray<int32_t> begin32, dev_in, dev_out, dev_cb, dev_cd, dev_cs, dev_status(stream, {0, 0});
@@ -158,11 +161,13 @@ BatchResult run_extend(device::Stream& stream, const KdaProblem& problem, const 
     begin64 = DeviceArray<int64_t>(stream, begin);
     begin32 = DeviceArray<int32_t>(stream, std::vector<int32_t>(begin.begin(), begin.end()));
     dev_in = DeviceArray<int32_t>(stream, state_in), dev_out = DeviceArray<int32_t>(stream, state_out);
-    dev_cb = DeviceArray<int32_t>(stream, ckpt_begin), dev_cd = DeviceArray<int32_t>(stream, ckpt_depth), dev_cs = DeviceArray<int32_t>(stream, ckpt_slot);
+    dev_cb = DeviceArray<int32_t>(stream, ckpt_begin), dev_cd = DeviceArray<int32_t>(stream, ckpt_depth),
+    dev_cs = DeviceArray<int32_t>(stream, ckpt_slot);
     KdaMetadata& m = a.metadata;
     m.seq_begin = p.seq_int64 ? static_cast<const void*>(begin64.data()) : begin32.data();
     m.state_in = dev_in.data(), m.state_out = dev_out.data();
-    if (p.bounds.max_checkpoints > 0) m.ckpt_begin = dev_cb.data(), m.ckpt_depth = dev_cd.data(), m.ckpt_slot = dev_cs.data();
+    if (p.bounds.max_checkpoints > 0)
+      m.ckpt_begin = dev_cb.data(), m.ckpt_depth = dev_cd.data(), m.ckpt_slot = dev_cs.data();
     m.rows = static_cast<int32_t>(rows.size()), m.status = dev_status.data();
   } else {
     KdaHostMetadata h;
@@ -183,7 +188,8 @@ BatchResult run_extend(device::Stream& stream, const KdaProblem& problem, const 
       r.out.insert(r.out.end(), o.begin(), o.end());
     }
     r.state = out_pool.row(state_out[i]);
-    for (int32_t c = ckpt_begin[i]; c < ckpt_begin[i + 1]; ++c) r.checkpoints.push_back(ckpt_pool.row(ckpt_slot[static_cast<size_t>(c)]));
+    for (int32_t c = ckpt_begin[i]; c < ckpt_begin[i + 1]; ++c)
+      r.checkpoints.push_back(ckpt_pool.row(ckpt_slot[static_cast<size_t>(c)]));
     result.rows.push_back(std::move(r));
   }
   note(result.faults, t.out.damage("out"));
@@ -195,19 +201,24 @@ BatchResult run_extend(device::Stream& stream, const KdaProblem& problem, const 
   for (int32_t s = 0; s < count; ++s) {
     bool written = false;
     if (l.one_pool) {
-      written = std::count(state_out.begin(), state_out.end(), s) + std::count(ckpt_slot.begin(), ckpt_slot.end(), s) > 0;
+      written =
+          std::count(state_out.begin(), state_out.end(), s) + std::count(ckpt_slot.begin(), ckpt_slot.end(), s) > 0;
     } else {
-      if (!std::count(state_out.begin(), state_out.end(), s) && !pool_out.untouched(s)) result.faults.push_back("state_out slot " + std::to_string(s) + " was written");
-      if (!std::count(ckpt_slot.begin(), ckpt_slot.end(), s) && !pool_ckpt.untouched(s)) result.faults.push_back("checkpoint slot " + std::to_string(s) + " was written");
+      if (!std::count(state_out.begin(), state_out.end(), s) && !pool_out.untouched(s))
+        result.faults.push_back("state_out slot " + std::to_string(s) + " was written");
+      if (!std::count(ckpt_slot.begin(), ckpt_slot.end(), s) && !pool_ckpt.untouched(s))
+        result.faults.push_back("checkpoint slot " + std::to_string(s) + " was written");
     }
     const bool read = std::count(state_in.begin(), state_in.end(), s) > 0;
-    if (!written && (read ? !same_bits(pool_in.row(s), before.row(s)) : !pool_in.untouched(s))) result.faults.push_back("slot " + std::to_string(s) + " was changed");
+    if (!written && (read ? !same_bits(pool_in.row(s), before.row(s)) : !pool_in.untouched(s)))
+      result.faults.push_back("slot " + std::to_string(s) + " was changed");
   }
   if (l.device_metadata && dev_status.download(stream)[1] != 0) result.faults.push_back("status reports a bad row");
   return result;
 }
 
-BatchResult run_steps(device::Stream& stream, const KdaProblem& problem, const KdaWeights& weights, const std::vector<const KdaRowData*>& rows, const BatchLayout& l) {
+BatchResult run_steps(device::Stream& stream, const KdaProblem& problem, const KdaWeights& weights,
+                      const std::vector<const KdaRowData*>& rows, const BatchLayout& l) {
   KdaProblem p = problem;
   p.phase = KdaPhase::kStep;
   p.bounds = {static_cast<int32_t>(rows.size()), static_cast<int64_t>(rows.size()), 0};
@@ -234,8 +245,10 @@ BatchResult run_steps(device::Stream& stream, const KdaProblem& problem, const K
     std::vector<int32_t> now = slot;
     for (int32_t i = 0; i < N; ++i) {
       const KdaRowData& r = *rows[static_cast<size_t>(i)];
-      if (at < r.len) t.place(p, r, at, i);
-      else now[static_cast<size_t>(i)] = -1;
+      if (at < r.len)
+        t.place(p, r, at, i);
+      else
+        now[static_cast<size_t>(i)] = -1;
     }
     t.upload(stream);
     const DeviceArray<int32_t> dev_slot(stream, now), status(stream, {0, 0});
@@ -266,8 +279,9 @@ BatchResult run_steps(device::Stream& stream, const KdaProblem& problem, const K
   return result;
 }
 
-VerifyBatch run_verify(device::Stream& stream, const KdaProblem& problem, const KdaWeights& weights, const std::vector<VerifyRow>& rows, int channels,
-                       const std::vector<std::vector<float>>& conv_x, const std::vector<std::vector<float>>& windows, const BatchLayout& l) {
+VerifyBatch run_verify(device::Stream& stream, const KdaProblem& problem, const KdaWeights& weights,
+                       const std::vector<VerifyRow>& rows, int channels, const std::vector<std::vector<float>>& conv_x,
+                       const std::vector<std::vector<float>>& windows, const BatchLayout& l) {
   KdaProblem p = problem;
   p.phase = KdaPhase::kVerify;
   const int32_t N = static_cast<int32_t>(rows.size());
@@ -276,7 +290,8 @@ VerifyBatch run_verify(device::Stream& stream, const KdaProblem& problem, const 
   const KdaPlan plan = plan_kda(p, stream.info(), l.options);
   const int32_t slots_total = 2 * N + 2;
   GuardedTensor pool(stream, slots_total, n, n + l.slot_pad, p.state_in);
-  GuardedTensor window_pool(stream, channels ? slots_total : 0, int64_t{3} * channels, int64_t{3} * channels + l.slot_pad, DType::kF32);
+  GuardedTensor window_pool(stream, channels ? slots_total : 0, int64_t{3} * channels,
+                            int64_t{3} * channels + l.slot_pad, DType::kF32);
   GuardedTensor x(stream, channels ? int64_t{N} * p.D : 0, channels, channels + l.pitch_pad, DType::kF32);
   Slots slots(slots_total, l.slot_seed);
   Tensors t(stream, p, weights, int64_t{N} * p.D, l);
@@ -287,7 +302,8 @@ VerifyBatch run_verify(device::Stream& stream, const KdaProblem& problem, const 
     const int32_t s = slots.take();
     slot.push_back(r.padded ? -1 : s);
     n_draft.push_back(static_cast<int32_t>(r.data->len));
-    node.push_back(r.node), track_node.push_back(r.track_node), track_slot.push_back(r.track_node >= 0 ? slots.take() : -1);
+    node.push_back(r.node), track_node.push_back(r.track_node),
+        track_slot.push_back(r.track_node >= 0 ? slots.take() : -1);
     for (int64_t d = 0; d < r.data->len; ++d) {
       t.place(p, *r.data, d, i * p.D + d);
       parent[static_cast<size_t>(i * p.D + d)] = r.parent[static_cast<size_t>(d)];
@@ -297,9 +313,10 @@ VerifyBatch run_verify(device::Stream& stream, const KdaProblem& problem, const 
     if (channels) window_pool.fill_row(s, windows[static_cast<size_t>(i)].data());
   }
   t.upload(stream), pool.upload(stream), window_pool.upload(stream), x.upload(stream);
-  const DeviceArray<int32_t> d_n(stream, n_draft), d_parent(stream, parent), d_slot(stream, slot), d_node(stream, node), d_tn(stream, track_node), d_ts(stream, track_slot),
-      status(stream, {0, 0});
-  device::Buffer workspace = poisoned_buffer(stream, plan.workspace_bytes()), scratch = poisoned_buffer(stream, plan.scratch_bytes());
+  const DeviceArray<int32_t> d_n(stream, n_draft), d_parent(stream, parent), d_slot(stream, slot), d_node(stream, node),
+      d_tn(stream, track_node), d_ts(stream, track_slot), status(stream, {0, 0});
+  device::Buffer workspace = poisoned_buffer(stream, plan.workspace_bytes()),
+                 scratch = poisoned_buffer(stream, plan.scratch_bytes());
   KdaVerifyArgs v;
   t.fill(v, weights);
   v.rows = N, v.n_draft = d_n.data(), v.parent = d_parent.data(), v.slot_in = d_slot.data(), v.state_in = view_of(pool);
@@ -312,11 +329,14 @@ VerifyBatch run_verify(device::Stream& stream, const KdaProblem& problem, const 
   for (int32_t i = 0; i < slots_total; ++i) old.push_back(pool.row(i));
   pool.download(stream);
   for (int32_t i = 0; i < slots_total; ++i)
-    if (!same_bits(old[static_cast<size_t>(i)], pool.row(i))) result.faults.push_back("verify wrote slot " + std::to_string(i));
+    if (!same_bits(old[static_cast<size_t>(i)], pool.row(i)))
+      result.faults.push_back("verify wrote slot " + std::to_string(i));
 
   KdaCommitArgs c;
-  c.rows = N, c.n_draft = d_n.data(), c.parent = d_parent.data(), c.slot_in = c.slot_out = d_slot.data(), c.node = d_node.data();
-  c.track_node = d_tn.data(), c.track_slot = d_ts.data(), c.scratch = scratch.data(), c.scratch_layer_bytes = plan.scratch_bytes();
+  c.rows = N, c.n_draft = d_n.data(), c.parent = d_parent.data(), c.slot_in = c.slot_out = d_slot.data(),
+  c.node = d_node.data();
+  c.track_node = d_tn.data(), c.track_slot = d_ts.data(), c.scratch = scratch.data(),
+  c.scratch_layer_bytes = plan.scratch_bytes();
   c.states = view_of(pool), c.status = status.data();
   if (channels) {
     c.conv_x = x.const_tokens(), c.conv_channels = channels;

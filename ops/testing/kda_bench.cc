@@ -13,7 +13,9 @@
 namespace kadence::ops::testing {
 namespace {
 
-double now_us() { return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Device memory filled with numbers around zero, cheap to make.
 class Filled {
@@ -23,7 +25,8 @@ class Filled {
     constexpr int64_t kPeriod = 1 << 18;
     std::vector<char> host(static_cast<size_t>(std::min(elements, kPeriod)) * base::size_of(dtype));
     base::Rng rng(static_cast<uint64_t>(elements) + 11);
-    for (int64_t i = 0; i < std::min(elements, kPeriod); ++i) base::store_f32(host.data(), i, dtype, offset + scale * static_cast<float>(rng.normal()));
+    for (int64_t i = 0; i < std::min(elements, kPeriod); ++i)
+      base::store_f32(host.data(), i, dtype, offset + scale * static_cast<float>(rng.normal()));
     for (int64_t at = 0; at < elements; at += kPeriod)
       device::copy_async(buffer_.as<char>() + static_cast<size_t>(at) * base::size_of(dtype), host.data(),
                          static_cast<size_t>(std::min(kPeriod, elements - at)) * base::size_of(dtype), stream);
@@ -38,7 +41,8 @@ class Filled {
 template <class T>
 struct Uploaded {
   device::Buffer buffer;
-  Uploaded(device::Stream& stream, const std::vector<T>& v) : buffer(device::Buffer::allocate(stream.info(), v.size() * sizeof(T) + 16)) {
+  Uploaded(device::Stream& stream, const std::vector<T>& v)
+      : buffer(device::Buffer::allocate(stream.info(), v.size() * sizeof(T) + 16)) {
     device::copy_async(buffer.data(), v.data(), v.size() * sizeof(T), stream);
     stream.synchronize();
   }
@@ -50,7 +54,8 @@ struct Times {
 };
 
 // `calls` functions are timed in turn, so that a busy moment of the machine hits them alike.
-std::vector<Times> time_interleaved(device::Stream& stream, int repeats, double seconds, const std::vector<std::function<void()>>& calls) {
+std::vector<Times> time_interleaved(device::Stream& stream, int repeats, double seconds,
+                                    const std::vector<std::function<void()>>& calls) {
   std::vector<std::vector<double>> us(calls.size());
   for (const auto& call : calls) call();
   stream.synchronize();
@@ -96,13 +101,18 @@ struct Bench {
   }
   std::string shape(const std::string& what) const {
     std::ostringstream s;
-    s << "H=" << o.HV << " K=" << o.K << " V=" << o.V << " " << base::to_string(o.io) << ", states " << base::to_string(o.state) << ", " << what;
+    s << "H=" << o.HV << " K=" << o.K << " V=" << o.V << " " << base::to_string(o.io) << ", states "
+      << base::to_string(o.state) << ", " << what;
     return s.str();
   }
   std::string backend(const KdaPlan& plan) const {
-    return plan.backend() + (stream.info().kind == device::DeviceKind::kCpu ? std::string(" ") + device::to_string(plan.isa()) + " x" + std::to_string(stream.info().threads) : "");
+    return plan.backend() +
+           (stream.info().kind == device::DeviceKind::kCpu
+                ? std::string(" ") + device::to_string(plan.isa()) + " x" + std::to_string(stream.info().threads)
+                : "");
   }
-  void add(const std::string& op, const std::string& what, const KdaPlan& plan, Times t, double floor, const std::string& limit, double units, const std::string& unit) {
+  void add(const std::string& op, const std::string& what, const KdaPlan& plan, Times t, double floor,
+           const std::string& limit, double units, const std::string& unit) {
     rows.push_back({op, shape(what), backend(plan), t.median, t.low, t.high, floor, limit, t.median / units, unit});
   }
 
@@ -110,15 +120,25 @@ struct Bench {
   struct Inputs {
     Filled q, k, v, decay, beta, A_log, bias, out;
     Inputs(device::Stream& s, const KdaProblem& p, int64_t T)
-        : q(s, T * p.H * p.K, p.io), k(s, T * p.H * p.K, p.io), v(s, T * p.HV * p.V, p.io), decay(s, T * p.HV * p.K, p.decay), beta(s, T * p.HV, p.beta),
-          A_log(s, p.HV, DType::kF32, 0.3f), bias(s, int64_t{p.HV} * p.K, DType::kF32, 0.3f), out(s, T * p.HV * p.V, p.io) {}
+        : q(s, T * p.H * p.K, p.io),
+          k(s, T * p.H * p.K, p.io),
+          v(s, T * p.HV * p.V, p.io),
+          decay(s, T * p.HV * p.K, p.decay),
+          beta(s, T * p.HV, p.beta),
+          A_log(s, p.HV, DType::kF32, 0.3f),
+          bias(s, int64_t{p.HV} * p.K, DType::kF32, 0.3f),
+          out(s, T * p.HV * p.V, p.io) {}
     void fill(const KdaProblem& p, Args& a) const {
       a.q = {q.data(), int64_t{p.H} * p.K}, a.k = {k.data(), int64_t{p.H} * p.K}, a.v = {v.data(), int64_t{p.HV} * p.V};
-      a.decay = {decay.data(), int64_t{p.HV} * p.K}, a.beta = {beta.data(), p.HV}, a.out = {out.data(), int64_t{p.HV} * p.V};
-      if (p.gate != KdaGate::kGivenLogDecay) a.A_log = static_cast<const float*>(A_log.data()), a.dt_bias = static_cast<const float*>(bias.data());
+      a.decay = {decay.data(), int64_t{p.HV} * p.K}, a.beta = {beta.data(), p.HV},
+      a.out = {out.data(), int64_t{p.HV} * p.V};
+      if (p.gate != KdaGate::kGivenLogDecay)
+        a.A_log = static_cast<const float*>(A_log.data()), a.dt_bias = static_cast<const float*>(bias.data());
     }
   };
-  StateView view(const Filled& pool, int64_t slots) const { return {pool.data(), o.state, slots, int64_t{o.HV} * o.V * o.K}; }
+  StateView view(const Filled& pool, int64_t slots) const {
+    return {pool.data(), o.state, slots, int64_t{o.HV} * o.V * o.K};
+  }
 
   void extend(KdaGate gate, const std::string& name) {
     KdaProblem p = problem(KdaPhase::kExtend, gate);
@@ -140,7 +160,8 @@ struct Bench {
     const Inputs<KdaExtendArgs> inputs(stream, p, T);
     const int64_t slots = N + static_cast<int64_t>(slot.size());
     const Filled pool(stream, slots * o.HV * o.V * o.K, o.state);
-    device::Buffer workspace = device::Buffer::allocate(stream.info(), plan.workspace_bytes()), metadata = device::Buffer::allocate(stream.info(), plan.metadata_bytes());
+    device::Buffer workspace = device::Buffer::allocate(stream.info(), plan.workspace_bytes()),
+                   metadata = device::Buffer::allocate(stream.info(), plan.metadata_bytes());
     KdaExtendArgs a;
     inputs.fill(p, a);
     a.tokens = T, a.state_in = a.state_out = a.checkpoints = view(pool, slots), a.workspace = workspace.data();
@@ -152,24 +173,32 @@ struct Bench {
 
     const double units = static_cast<double>(T) * o.HV;
     // Compulsory bytes: inputs, outputs, states and checkpoints once.
-    const double bytes = units * (static_cast<double>(base::size_of(o.io)) * (3.0 * o.K + 2.0 * o.V) + 4) + static_cast<double>(slots) * o.HV * o.V * o.K * static_cast<double>(base::size_of(o.state));
-    // Multiply-adds of the chunk form per token: S Kd, S Qd and the update are 3 K V, the triangle 16 V, the pairs 16 K.
+    const double bytes = units * (static_cast<double>(base::size_of(o.io)) * (3.0 * o.K + 2.0 * o.V) + 4) +
+                         static_cast<double>(slots) * o.HV * o.V * o.K * static_cast<double>(base::size_of(o.state));
+    // Multiply-adds of the chunk form per token: S Kd, S Qd and the update are 3 K V, the triangle 16 V, the pairs 16
+    // K.
     const double madds = units * (3.0 * o.K * o.V + 16.0 * o.V + 16.0 * o.K);
     const bool cpu = stream.info().kind == device::DeviceKind::kCpu;
-    const Filled to(stream, static_cast<int64_t>(bytes / 8), DType::kF32), from(stream, static_cast<int64_t>(bytes / 8), DType::kF32);
+    const Filled to(stream, static_cast<int64_t>(bytes / 8), DType::kF32),
+        from(stream, static_cast<int64_t>(bytes / 8), DType::kF32);
     const int64_t burst = 1 << 22;
     const auto peak = [&] {
-      if (cpu) stream.parallel_for(stream.info().threads, [&](int64_t, int) { cpu::kda_kernels(plan.isa()).multiply_add_burst(burst); });
+      if (cpu)
+        stream.parallel_for(stream.info().threads,
+                            [&](int64_t, int) { cpu::kda_kernels(plan.isa()).multiply_add_burst(burst); });
     };
     const std::vector<Times> t =
-        time_interleaved(stream, o.repeats, o.seconds, {[&] { run_kda(plan, a, stream); }, copy_call(stream, to.data(), from.data(), static_cast<size_t>(bytes / 2)), peak});
+        time_interleaved(stream, o.repeats, o.seconds,
+                         {[&] { run_kda(plan, a, stream); },
+                          copy_call(stream, to.data(), from.data(), static_cast<size_t>(bytes / 2)), peak});
     double floor = t[1].low;
     std::string limit = "memory";
     if (cpu) {
       const double arithmetic = madds / (static_cast<double>(burst) * stream.info().threads / t[2].low);
       if (arithmetic > floor) floor = arithmetic, limit = "arithmetic";
     }
-    add("extend " + name, std::to_string(N) + (N == 1 ? " row of " : " rows, tokens ") + std::to_string(T), plan, t[0], floor, limit, units, "token and head");
+    add("extend " + name, std::to_string(N) + (N == 1 ? " row of " : " rows, tokens ") + std::to_string(T), plan, t[0],
+        floor, limit, units, "token and head");
   }
 
   void step(int32_t N) {
@@ -185,10 +214,14 @@ struct Bench {
     device::Buffer workspace = device::Buffer::allocate(stream.info(), plan.workspace_bytes());
     KdaStepArgs a;
     inputs.fill(p, a);
-    a.rows = N, a.slot_in = a.slot_out = slot.data(), a.state_in = a.state_out = view(pool, N), a.workspace = workspace.data();
+    a.rows = N, a.slot_in = a.slot_out = slot.data(), a.state_in = a.state_out = view(pool, N),
+    a.workspace = workspace.data();
     const size_t bytes = static_cast<size_t>(elements) * base::size_of(o.state);
-    const std::vector<Times> t = time_interleaved(stream, o.repeats, o.seconds, {[&] { run_kda(plan, a, stream); }, copy_call(stream, to.data(), pool.data(), bytes)});
-    add("step", std::to_string(N) + (N == 1 ? " row" : " rows"), plan, t[0], t[1].median, "memory", static_cast<double>(N) * o.HV, "state");
+    const std::vector<Times> t =
+        time_interleaved(stream, o.repeats, o.seconds,
+                         {[&] { run_kda(plan, a, stream); }, copy_call(stream, to.data(), pool.data(), bytes)});
+    add("step", std::to_string(N) + (N == 1 ? " row" : " rows"), plan, t[0], t[1].median, "memory",
+        static_cast<double>(N) * o.HV, "state");
   }
 
   void verify(int32_t N) {
@@ -199,22 +232,28 @@ struct Bench {
     const Inputs<KdaVerifyArgs> inputs(stream, p, int64_t{N} * p.D);
     const int64_t elements = int64_t{N} * o.HV * o.V * o.K;
     const Filled pool(stream, elements, o.state), to(stream, elements, o.state);
-    std::vector<int32_t> slots(static_cast<size_t>(N)), drafts(static_cast<size_t>(N), p.D), node(static_cast<size_t>(N), p.D - 1), parent;
+    std::vector<int32_t> slots(static_cast<size_t>(N)), drafts(static_cast<size_t>(N), p.D),
+        node(static_cast<size_t>(N), p.D - 1), parent;
     std::iota(slots.begin(), slots.end(), 0);
     for (int32_t i = 0; i < N; ++i)
       for (int32_t d = 0; d < p.D; ++d) parent.push_back(d - 1);
     const Uploaded<int32_t> slot(stream, slots), n_draft(stream, drafts), nodes(stream, node), parents(stream, parent);
-    device::Buffer workspace = device::Buffer::allocate(stream.info(), plan.workspace_bytes()), scratch = device::Buffer::allocate(stream.info(), plan.scratch_bytes());
+    device::Buffer workspace = device::Buffer::allocate(stream.info(), plan.workspace_bytes()),
+                   scratch = device::Buffer::allocate(stream.info(), plan.scratch_bytes());
     KdaVerifyArgs a;
     inputs.fill(p, a);
-    a.rows = N, a.n_draft = n_draft.data(), a.parent = parents.data(), a.slot_in = slot.data(), a.state_in = view(pool, N);
+    a.rows = N, a.n_draft = n_draft.data(), a.parent = parents.data(), a.slot_in = slot.data(),
+    a.state_in = view(pool, N);
     a.scratch = scratch.data(), a.workspace = workspace.data();
     KdaCommitArgs c;
-    c.rows = N, c.n_draft = n_draft.data(), c.parent = parents.data(), c.slot_in = c.slot_out = slot.data(), c.node = nodes.data();
+    c.rows = N, c.n_draft = n_draft.data(), c.parent = parents.data(), c.slot_in = c.slot_out = slot.data(),
+    c.node = nodes.data();
     c.scratch = scratch.data(), c.scratch_layer_bytes = plan.scratch_bytes(), c.states = view(pool, N);
     const size_t bytes = static_cast<size_t>(elements) * base::size_of(o.state);
-    const std::vector<Times> t = time_interleaved(
-        stream, o.repeats, o.seconds, {[&] { run_kda(plan, a, stream); }, [&] { run_kda_commit(plan, c, stream); }, copy_call(stream, to.data(), pool.data(), bytes)});
+    const std::vector<Times> t =
+        time_interleaved(stream, o.repeats, o.seconds,
+                         {[&] { run_kda(plan, a, stream); }, [&] { run_kda_commit(plan, c, stream); },
+                          copy_call(stream, to.data(), pool.data(), bytes)});
     const std::string what = std::to_string(N) + " rows, " + std::to_string(p.D) + " drafts";
     const double units = static_cast<double>(N) * o.HV;
     add("verify", what, plan, t[0], t[2].median / 2, "memory", units, "state");
@@ -232,8 +271,10 @@ std::vector<KdaBenchRow> bench_kda(device::Stream& stream, const KdaBenchOptions
     bench.extend(KdaGate::kGivenLogDecay, "given decay");
   }
   for (int32_t n : options.step_rows) bench.step(n);
-  const int64_t row_bytes = int64_t{options.HV} * options.V * options.K * static_cast<int64_t>(base::size_of(options.state));
-  if (options.step_pool_bytes > 0) bench.step(static_cast<int32_t>((options.step_pool_bytes + row_bytes - 1) / row_bytes));
+  const int64_t row_bytes =
+      int64_t{options.HV} * options.V * options.K * static_cast<int64_t>(base::size_of(options.state));
+  if (options.step_pool_bytes > 0)
+    bench.step(static_cast<int32_t>((options.step_pool_bytes + row_bytes - 1) / row_bytes));
   if (options.draft_tokens > 0) bench.verify(32);
   return bench.rows;
 }

@@ -1,6 +1,7 @@
 // The chunk form in float64. For a chunk with tokens i, j and per-channel decays d:
 //   P(j, i) = prod_{j < t <= i} d_t;  A_ij = sum_c k_i P(j,i) k_j,  M_ij = sum_c q_i P(j,i) k_j
-//   R_i = beta_i (v_i - S Kd_i - sum_{j<i} A_ij R_j);  o_i = S Qd_i + sum_{j<=i} M_ij R_j;  S' = S diag(P) + sum_j R_j Kr_j^T
+//   R_i = beta_i (v_i - S Kd_i - sum_{j<i} A_ij R_j);  o_i = S Qd_i + sum_{j<=i} M_ij R_j;  S' = S diag(P) + sum_j R_j
+//   Kr_j^T
 #include <algorithm>
 #include <cmath>
 
@@ -40,9 +41,11 @@ double logistic(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 /
 
 double decay_of(const KdaProblem& p, const KdaWeights& w, double x, int hv, int64_t c) {
   switch (p.gate) {
-    case KdaGate::kGivenLogDecay: return std::exp(x);
+    case KdaGate::kGivenLogDecay:
+      return std::exp(x);
     case KdaGate::kBounded:
-    case KdaGate::kSoftplus: break;
+    case KdaGate::kSoftplus:
+      break;
   }
   const double bias = w.dt_bias.empty() ? 0.0 : w.dt_bias[static_cast<size_t>(hv * p.K + c)];
   const double rate = std::exp(static_cast<double>(w.A_log[static_cast<size_t>(hv)]));
@@ -111,7 +114,8 @@ OracleResult oracle_chunked(const KdaProblem& p, const KdaWeights& w, const KdaR
           S[v * K + c] = s;
         }
       for (size_t i = 0; i < row.checkpoints.size(); ++i)
-        if (row.checkpoints[i] == first + n) std::copy(S, S + V * K, &result.states[i][static_cast<size_t>(hv * V * K)]);
+        if (row.checkpoints[i] == first + n)
+          std::copy(S, S + V * K, &result.states[i][static_cast<size_t>(hv * V * K)]);
     }
   }
   return result;

@@ -26,10 +26,13 @@ KdaProblem main_problem(const KdaLimits& l) {
 // Half a step at 1.
 double step_of(DType t) { return t == DType::kF32 ? 0 : t == DType::kBF16 ? 0x1p-8 : 0x1p-11; }
 
-bool hard_keys(KeyFamily k) { return k == KeyFamily::kIdentical || k == KeyFamily::kRecurring || k == KeyFamily::kNearParallel || k == KeyFamily::kUniform; }
+bool hard_keys(KeyFamily k) {
+  return k == KeyFamily::kIdentical || k == KeyFamily::kRecurring || k == KeyFamily::kNearParallel ||
+         k == KeyFamily::kUniform;
+}
 bool weak_decay(GateFamily g) {
-  return g == GateFamily::kWeak || g == GateFamily::kChannelBias || g == GateFamily::kOff || g == GateFamily::kNone || g == GateFamily::kSlowChannel ||
-         g == GateFamily::kHandOff;
+  return g == GateFamily::kWeak || g == GateFamily::kChannelBias || g == GateFamily::kOff || g == GateFamily::kNone ||
+         g == GateFamily::kSlowChannel || g == GateFamily::kHandOff;
 }
 
 }  // namespace
@@ -71,31 +74,46 @@ std::vector<KdaCase> family_cases(const KdaLimits& l) {
     cases.push_back(std::move(c));
   };
   using G = GateFamily;
-  for (G g : {G::kNormal, G::kWeak, G::kChannelBias, G::kOff, G::kSaturated, G::kWide, G::kSlowChannel, G::kHandOff, G::kNone, G::kExtreme}) {
+  for (G g : {G::kNormal, G::kWeak, G::kChannelBias, G::kOff, G::kSaturated, G::kWide, G::kSlowChannel, G::kHandOff,
+              G::kNone, G::kExtreme}) {
     for (float lb : {-5.0f, -1.0f, -0.1f, -5.5f, -20.0f})
-      add("gate_bounded" + std::to_string(lb) + "_" + to_string(g), [&](KdaCase& c) { c.problem.lower_bound = lb, c.families.gate = g; });
-    add(std::string("gate_softplus_") + to_string(g), [&](KdaCase& c) { c.problem.gate = KdaGate::kSoftplus, c.families.gate = g; });
-    add(std::string("gate_given_") + to_string(g), [&](KdaCase& c) { c.problem.gate = KdaGate::kGivenLogDecay, c.families.gate = g; });
+      add("gate_bounded" + std::to_string(lb) + "_" + to_string(g),
+          [&](KdaCase& c) { c.problem.lower_bound = lb, c.families.gate = g; });
+    add(std::string("gate_softplus_") + to_string(g),
+        [&](KdaCase& c) { c.problem.gate = KdaGate::kSoftplus, c.families.gate = g; });
+    add(std::string("gate_given_") + to_string(g),
+        [&](KdaCase& c) { c.problem.gate = KdaGate::kGivenLogDecay, c.families.gate = g; });
   }
   for (BetaFamily b : {BetaFamily::kNormal, BetaFamily::kHigh, BetaFamily::kLow, BetaFamily::kZero, BetaFamily::kOne})
     for (bool given : {false, true})
       for (bool doubled : {false, true})
-        add(std::string("beta_") + to_string(b) + (given ? "_given" : "_logits") + (doubled ? "_doubled" : ""), [&](KdaCase& c) {
-          c.families.beta = b, c.problem.beta_mode = given ? KdaBeta::kGiven : KdaBeta::kLogits, c.problem.beta_doubled = doubled;
-        });
+        add(std::string("beta_") + to_string(b) + (given ? "_given" : "_logits") + (doubled ? "_doubled" : ""),
+            [&](KdaCase& c) {
+              c.families.beta = b, c.problem.beta_mode = given ? KdaBeta::kGiven : KdaBeta::kLogits,
+              c.problem.beta_doubled = doubled;
+            });
   using K = KeyFamily;
-  for (K k : {K::kNormal, K::kUniform, K::kIdentical, K::kRecurring, K::kNearParallel, K::kOneHot, K::kZeroRows, K::kTiny, K::kHuge})
+  for (K k : {K::kNormal, K::kUniform, K::kIdentical, K::kRecurring, K::kNearParallel, K::kOneHot, K::kZeroRows,
+              K::kTiny, K::kHuge})
     for (G g : {G::kNormal, G::kOff})
-      add(std::string("keys_") + to_string(k) + "_" + to_string(g), [&](KdaCase& c) { c.families.key = k, c.families.gate = g, c.families.beta = BetaFamily::kHigh; });
+      add(std::string("keys_") + to_string(k) + "_" + to_string(g),
+          [&](KdaCase& c) { c.families.key = k, c.families.gate = g, c.families.beta = BetaFamily::kHigh; });
   for (float v : {1e-4f, 1.0f, 1e3f})
     for (StateFamily s : {StateFamily::kNone, StateFamily::kNormal, StateFamily::kLarge})
-      add("scale_v" + std::to_string(v) + "_state_" + to_string(s), [&](KdaCase& c) { c.families.v_scale = v, c.families.state = s; });
+      add("scale_v" + std::to_string(v) + "_state_" + to_string(s),
+          [&](KdaCase& c) { c.families.v_scale = v, c.families.state = s; });
   add("scale_given", [&](KdaCase& c) { c.problem.scale = 0.25f; });
   add("no_l2norm", [&](KdaCase& c) { c.problem.l2norm = false, c.families.key = K::kOneHot; });
   add("no_bias", [&](KdaCase& c) { c.bias = false; });
-  add("long", [&](KdaCase& c) { c.lengths = {2048}, c.problem.H = c.problem.HV = 1, c.families.gate = G::kWeak, c.checkpoint_every = 512; });
-  add("long_no_decay", [&](KdaCase& c) { c.lengths = {2048}, c.problem.H = c.problem.HV = 1, c.families.gate = G::kOff, c.checkpoint_every = 512; });
-  add("long_softplus", [&](KdaCase& c) { c.lengths = {2048}, c.problem.H = c.problem.HV = 1, c.problem.gate = KdaGate::kSoftplus, c.checkpoint_every = 512; });
+  add("long", [&](KdaCase& c) {
+    c.lengths = {2048}, c.problem.H = c.problem.HV = 1, c.families.gate = G::kWeak, c.checkpoint_every = 512;
+  });
+  add("long_no_decay", [&](KdaCase& c) {
+    c.lengths = {2048}, c.problem.H = c.problem.HV = 1, c.families.gate = G::kOff, c.checkpoint_every = 512;
+  });
+  add("long_softplus", [&](KdaCase& c) {
+    c.lengths = {2048}, c.problem.H = c.problem.HV = 1, c.problem.gate = KdaGate::kSoftplus, c.checkpoint_every = 512;
+  });
   return cases;
 }
 
@@ -132,14 +150,32 @@ std::vector<KdaCase> pairwise_cases(const KdaLimits& l) {
   for (int k : l.K)
     for (int v : l.V)
       if (k == v || (!l.equal_kv && (k == 32 || v == 16 || (k == 64 && v == 128)))) kv.push_back({k, v});
-  const std::vector<GateFamily> gates{GateFamily::kNormal, GateFamily::kWeak, GateFamily::kSaturated, GateFamily::kWide, GateFamily::kExtreme};
-  const std::vector<std::pair<KdaGate, float>> modes{{KdaGate::kBounded, -5.0f}, {KdaGate::kBounded, -12.0f}, {KdaGate::kSoftplus, 0}, {KdaGate::kGivenLogDecay, 0}};
-  const std::vector<KeyFamily> keys{KeyFamily::kNormal, KeyFamily::kUniform, KeyFamily::kRecurring, KeyFamily::kZeroRows, KeyFamily::kTiny};
+  const std::vector<GateFamily> gates{GateFamily::kNormal, GateFamily::kWeak, GateFamily::kSaturated, GateFamily::kWide,
+                                      GateFamily::kExtreme};
+  const std::vector<std::pair<KdaGate, float>> modes{
+      {KdaGate::kBounded, -5.0f}, {KdaGate::kBounded, -12.0f}, {KdaGate::kSoftplus, 0}, {KdaGate::kGivenLogDecay, 0}};
+  const std::vector<KeyFamily> keys{KeyFamily::kNormal, KeyFamily::kUniform, KeyFamily::kRecurring,
+                                    KeyFamily::kZeroRows, KeyFamily::kTiny};
   const std::vector<std::vector<int64_t>> lengths{{70}, {1, 0, 33}, {16, 64, 15}, {128, 5}, {200}, {65, 65, 0}};
-  const std::vector<int> sizes{static_cast<int>(heads.size()), static_cast<int>(kv.size()), static_cast<int>(l.io.size()), 2 /*decay fp32*/, 2 /*beta bf16*/,
-                               static_cast<int>(modes.size()), static_cast<int>(gates.size()), static_cast<int>(keys.size()), 3 /*state in*/, 3 /*state out*/,
-                               3 /*checkpoints*/, 4 /*beta mode*/, static_cast<int>(lengths.size()), 3 /*initial state*/, 2 /*int64*/, 3 /*pitch*/, 2 /*metadata*/,
-                               3 /*slots*/, 3 /*block*/};
+  const std::vector<int> sizes{static_cast<int>(heads.size()),
+                               static_cast<int>(kv.size()),
+                               static_cast<int>(l.io.size()),
+                               2 /*decay fp32*/,
+                               2 /*beta bf16*/,
+                               static_cast<int>(modes.size()),
+                               static_cast<int>(gates.size()),
+                               static_cast<int>(keys.size()),
+                               3 /*state in*/,
+                               3 /*state out*/,
+                               3 /*checkpoints*/,
+                               4 /*beta mode*/,
+                               static_cast<int>(lengths.size()),
+                               3 /*initial state*/,
+                               2 /*int64*/,
+                               3 /*pitch*/,
+                               2 /*metadata*/,
+                               3 /*slots*/,
+                               3 /*block*/};
   std::vector<KdaCase> cases;
   for (const std::vector<int>& r : pairwise_cover(sizes)) {
     KdaCase c;
@@ -170,7 +206,8 @@ std::vector<KdaCase> pairwise_cases(const KdaLimits& l) {
   return cases;
 }
 
-std::vector<std::string> check_case(device::Stream& stream, const std::string& backend, const KdaCase& c, const KdaLimits& limits, Measured* measured) {
+std::vector<std::string> check_case(device::Stream& stream, const std::string& backend, const KdaCase& c,
+                                    const KdaLimits& limits, Measured* measured) {
   const KdaProblem& p = c.problem;
   const KdaWeights weights = make_weights(p, c.seed * 977 + 5, c.bias);
   std::vector<KdaRowData> data;
@@ -190,7 +227,8 @@ std::vector<std::string> check_case(device::Stream& stream, const std::string& b
   for (size_t i = 0; i < data.size(); ++i) {
     const std::string row = c.name + " row " + std::to_string(i) + " (" + std::to_string(data[i].len) + " tokens) ";
     const OracleResult want = oracle_recurrence(p, weights, data[i]);
-    const auto judge = [&](const std::vector<float>& g, const std::vector<double>& w, int64_t width, DType stored, double allowed, const std::string& what, double Measured::*field) {
+    const auto judge = [&](const std::vector<float>& g, const std::vector<double>& w, int64_t width, DType stored,
+                           double allowed, const std::string& what, double Measured::*field) {
       const ErrorStats stats = compare(g, w, p.HV, width, stored == DType::kF16 ? 0x1p-25 : 0);
       if (measured) measured->*field = std::max(measured->*field, stats.finite ? stats.head : 1e30);
       const std::string fault = exceeds(stats, allowed, row + what);
@@ -199,7 +237,8 @@ std::vector<std::string> check_case(device::Stream& stream, const std::string& b
     judge(got.rows[i].out, want.out, p.V, p.io, tolerance.out, "out", &Measured::out);
     judge(got.rows[i].state, want.state, int64_t{p.V} * p.K, p.state_out, tolerance.state, "state", &Measured::state);
     for (size_t d = 0; d < want.states.size(); ++d)
-      judge(got.rows[i].checkpoints[d], want.states[d], int64_t{p.V} * p.K, p.checkpoints, tolerance.checkpoint, "checkpoint " + std::to_string(data[i].checkpoints[d]), &Measured::checkpoint);
+      judge(got.rows[i].checkpoints[d], want.states[d], int64_t{p.V} * p.K, p.checkpoints, tolerance.checkpoint,
+            "checkpoint " + std::to_string(data[i].checkpoints[d]), &Measured::checkpoint);
   }
   return faults;
 }

@@ -46,6 +46,7 @@ Tolerance tolerance_of(const KdaCase& c, const KdaLimits& limits);
 struct Measured {
   double out = 0, state = 0, checkpoint = 0;
 };
-std::vector<std::string> check_case(device::Stream& stream, const std::string& backend, const KdaCase& c, const KdaLimits& limits, Measured* measured = nullptr);
+std::vector<std::string> check_case(device::Stream& stream, const std::string& backend, const KdaCase& c,
+                                    const KdaLimits& limits, Measured* measured = nullptr);
 
 }  // namespace kadence::ops::testing

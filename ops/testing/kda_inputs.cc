@@ -7,19 +7,30 @@
 namespace kadence::ops::testing {
 namespace {
 
-float logit(const KdaProblem& p, GateFamily family, base::Rng& rng, int64_t token, int channel, const std::vector<float>& bias) {
+float logit(const KdaProblem& p, GateFamily family, base::Rng& rng, int64_t token, int channel,
+            const std::vector<float>& bias) {
   const double x = rng.normal();
   switch (family) {
-    case GateFamily::kNormal: return static_cast<float>(x);
-    case GateFamily::kWeak: return static_cast<float>(-7 + x);
-    case GateFamily::kChannelBias: return static_cast<float>(bias[static_cast<size_t>(channel)] + 0.1 * x);
-    case GateFamily::kOff: return -12;
-    case GateFamily::kSaturated: return 8;
-    case GateFamily::kWide: return static_cast<float>(8 * x);
-    case GateFamily::kSlowChannel: return channel == p.K / 3 ? -9 : 8;
-    case GateFamily::kHandOff: return ((channel < p.K / 2) == (token / 48 % 2 == 0)) ? 4 : -9;
-    case GateFamily::kNone: return -200;
-    case GateFamily::kExtreme: return rng.uniform() < 0.5 ? 30 : -30;
+    case GateFamily::kNormal:
+      return static_cast<float>(x);
+    case GateFamily::kWeak:
+      return static_cast<float>(-7 + x);
+    case GateFamily::kChannelBias:
+      return static_cast<float>(bias[static_cast<size_t>(channel)] + 0.1 * x);
+    case GateFamily::kOff:
+      return -12;
+    case GateFamily::kSaturated:
+      return 8;
+    case GateFamily::kWide:
+      return static_cast<float>(8 * x);
+    case GateFamily::kSlowChannel:
+      return channel == p.K / 3 ? -9 : 8;
+    case GateFamily::kHandOff:
+      return ((channel < p.K / 2) == (token / 48 % 2 == 0)) ? 4 : -9;
+    case GateFamily::kNone:
+      return -200;
+    case GateFamily::kExtreme:
+      return rng.uniform() < 0.5 ? 30 : -30;
   }
   return 0;
 }
@@ -36,17 +47,25 @@ float beta_value(const KdaProblem& p, BetaFamily family, base::Rng& rng) {
   const double x = rng.normal();
   double logit = x;
   switch (family) {
-    case BetaFamily::kNormal: break;
-    case BetaFamily::kHigh: logit = 10; break;
-    case BetaFamily::kLow: logit = -10; break;
-    case BetaFamily::kZero: return p.beta_mode == KdaBeta::kGiven ? 0.0f : -30.0f;
-    case BetaFamily::kOne: return p.beta_mode == KdaBeta::kGiven ? 1.0f : 30.0f;
+    case BetaFamily::kNormal:
+      break;
+    case BetaFamily::kHigh:
+      logit = 10;
+      break;
+    case BetaFamily::kLow:
+      logit = -10;
+      break;
+    case BetaFamily::kZero:
+      return p.beta_mode == KdaBeta::kGiven ? 0.0f : -30.0f;
+    case BetaFamily::kOne:
+      return p.beta_mode == KdaBeta::kGiven ? 1.0f : 30.0f;
   }
   return static_cast<float>(p.beta_mode == KdaBeta::kGiven ? 1 / (1 + std::exp(-logit)) : logit);
 }
 
 // One key or query of K channels.
-void fill_key(KeyFamily family, const std::vector<std::vector<float>>& pool, int64_t token, int K, base::Rng& rng, float* out) {
+void fill_key(KeyFamily family, const std::vector<std::vector<float>>& pool, int64_t token, int K, base::Rng& rng,
+              float* out) {
   const auto normal = [&](double scale) {
     for (int c = 0; c < K; ++c) out[c] = static_cast<float>(scale * rng.normal());
   };
@@ -54,12 +73,18 @@ void fill_key(KeyFamily family, const std::vector<std::vector<float>>& pool, int
     for (int c = 0; c < K; ++c) out[c] = static_cast<float>(pool[i][static_cast<size_t>(c)] + noise * rng.normal());
   };
   switch (family) {
-    case KeyFamily::kNormal: return normal(1);
-    case KeyFamily::kTiny: return normal(1e-4);
-    case KeyFamily::kHuge: return normal(1e3);
-    case KeyFamily::kIdentical: return from_pool(0, 0);
-    case KeyFamily::kNearParallel: return from_pool(0, 0.1);
-    case KeyFamily::kRecurring: return from_pool(static_cast<size_t>(token % 4), 0);
+    case KeyFamily::kNormal:
+      return normal(1);
+    case KeyFamily::kTiny:
+      return normal(1e-4);
+    case KeyFamily::kHuge:
+      return normal(1e3);
+    case KeyFamily::kIdentical:
+      return from_pool(0, 0);
+    case KeyFamily::kNearParallel:
+      return from_pool(0, 0.1);
+    case KeyFamily::kRecurring:
+      return from_pool(static_cast<size_t>(token % 4), 0);
     case KeyFamily::kUniform:
       for (int c = 0; c < K; ++c) out[c] = static_cast<float>(rng.uniform());
       return;
@@ -79,7 +104,8 @@ void fill_key(KeyFamily family, const std::vector<std::vector<float>>& pool, int
 }  // namespace
 
 const char* to_string(GateFamily f) {
-  const char* names[] = {"normal", "weak", "channel-bias", "off", "saturated", "wide", "slow-channel", "hand-off", "none", "extreme"};
+  const char* names[] = {"normal", "weak",         "channel-bias", "off",  "saturated",
+                         "wide",   "slow-channel", "hand-off",     "none", "extreme"};
   return names[static_cast<int>(f)];
 }
 const char* to_string(BetaFamily f) {
@@ -87,7 +113,8 @@ const char* to_string(BetaFamily f) {
   return names[static_cast<int>(f)];
 }
 const char* to_string(KeyFamily f) {
-  const char* names[] = {"normal", "uniform", "identical", "recurring", "near-parallel", "one-hot", "zero-rows", "tiny", "huge"};
+  const char* names[] = {"normal",  "uniform",   "identical", "recurring", "near-parallel",
+                         "one-hot", "zero-rows", "tiny",      "huge"};
   return names[static_cast<int>(f)];
 }
 const char* to_string(StateFamily f) {
@@ -131,18 +158,21 @@ KdaRowData make_row(const KdaProblem& p, const KdaFamilies& f, int64_t len, uint
   for (float& x : bias) x = static_cast<float>(-7 + rng.normal());
   for (int64_t t = 0; t < len; ++t)
     for (int hv = 0; hv < p.HV; ++hv) {
-      for (int c = 0; c < p.V; ++c) r.v[static_cast<size_t>((t * p.HV + hv) * p.V + c)] = static_cast<float>(f.v_scale * rng.normal());
+      for (int c = 0; c < p.V; ++c)
+        r.v[static_cast<size_t>((t * p.HV + hv) * p.V + c)] = static_cast<float>(f.v_scale * rng.normal());
       for (int c = 0; c < p.K; ++c) {
         float x = logit(p, f.gate, rng, t, c, bias);
         if (p.gate == KdaGate::kGivenLogDecay) x = given_decay(f.gate, x, rng);
-        if (p.gate == KdaGate::kSoftplus && f.gate == GateFamily::kExtreme) x = x < 0 ? -30.0f : rng.uniform() < 0.5 ? 50.0f : 1000.0f;
+        if (p.gate == KdaGate::kSoftplus && f.gate == GateFamily::kExtreme)
+          x = x < 0 ? -30.0f : rng.uniform() < 0.5 ? 50.0f : 1000.0f;
         r.decay[static_cast<size_t>((t * p.HV + hv) * p.K + c)] = x;
       }
       r.beta[static_cast<size_t>(t * p.HV + hv)] = beta_value(p, f.beta, rng);
     }
   if (f.state != StateFamily::kNone) {
     r.state.resize(static_cast<size_t>(p.HV) * p.V * p.K);
-    for (float& x : r.state) x = round_to(static_cast<float>((f.state == StateFamily::kLarge ? 100.0 : 1.0) * rng.normal()), p.state_in);
+    for (float& x : r.state)
+      x = round_to(static_cast<float>((f.state == StateFamily::kLarge ? 100.0 : 1.0) * rng.normal()), p.state_in);
   }
   for (auto* x : {&r.q, &r.k, &r.v})
     for (float& e : *x) e = round_to(e, p.io);

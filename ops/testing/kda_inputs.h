@@ -48,11 +48,11 @@ struct KdaWeights {
 
 struct KdaRowData {
   int64_t len = 0;
-  std::vector<float> q, k;    // [len,H,K]
-  std::vector<float> v;       // [len,HV,V]
-  std::vector<float> decay;   // [len,HV,K]
-  std::vector<float> beta;    // [len,HV]
-  std::vector<float> state;   // [HV,V,K], empty = none (-1)
+  std::vector<float> q, k;           // [len,H,K]
+  std::vector<float> v;              // [len,HV,V]
+  std::vector<float> decay;          // [len,HV,K]
+  std::vector<float> beta;           // [len,HV]
+  std::vector<float> state;          // [HV,V,K], empty = none (-1)
   std::vector<int32_t> checkpoints;  // depths
 };
 
@@ -61,6 +61,7 @@ float round_to(float x, DType dtype);
 KdaWeights make_weights(const KdaProblem& problem, uint64_t seed, bool with_bias = true);
 KdaRowData make_row(const KdaProblem& problem, const KdaFamilies& families, int64_t len, uint64_t seed);
 // Tokens [begin, end) of a row, with `state` as the initial state and no checkpoints.
-KdaRowData slice_row(const KdaProblem& problem, const KdaRowData& row, int64_t begin, int64_t end, std::vector<float> state);
+KdaRowData slice_row(const KdaProblem& problem, const KdaRowData& row, int64_t begin, int64_t end,
+                     std::vector<float> state);
 
 }  // namespace kadence::ops::testing

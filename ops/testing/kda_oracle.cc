@@ -26,7 +26,8 @@ Vec key(const KdaProblem& p, const std::vector<float>& from, int64_t at) {
 }
 
 // One token of one head through S [V,K].
-void token(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row, int64_t t, int hv, double* S, double* out, DType round) {
+void token(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row, int64_t t, int hv, double* S, double* out,
+           DType round) {
   const int h = hv * p.H / p.HV;
   const Vec k = key(p, row.k, (t * p.H + h) * p.K);
   Vec q = key(p, row.q, (t * p.H + h) * p.K);
@@ -34,7 +35,9 @@ void token(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row, int6
   const double b = row.beta[static_cast<size_t>(t * p.HV + hv)];
   const double beta = (p.beta_mode == KdaBeta::kGiven ? b : 1 / (1 + std::exp(-b))) * (p.beta_doubled ? 2 : 1);
   Vec decay(static_cast<size_t>(p.K));
-  for (int c = 0; c < p.K; ++c) decay[static_cast<size_t>(c)] = std::exp(gate(p, w, row.decay[static_cast<size_t>((t * p.HV + hv) * p.K + c)], hv, c));
+  for (int c = 0; c < p.K; ++c)
+    decay[static_cast<size_t>(c)] =
+        std::exp(gate(p, w, row.decay[static_cast<size_t>((t * p.HV + hv) * p.K + c)], hv, c));
   for (int r = 0; r < p.V; ++r) {
     double* s = S + int64_t{r} * p.K;
     double prediction = 0, o = 0;
@@ -66,7 +69,9 @@ OracleResult oracle_recurrence(const KdaProblem& p, const KdaWeights& w, const K
   r.out.resize(static_cast<size_t>(row.len) * p.HV * p.V);
   size_t next = 0;
   for (int64_t t = 0; t < row.len; ++t) {
-    for (int hv = 0; hv < p.HV; ++hv) token(p, w, row, t, hv, &r.state[static_cast<size_t>(hv) * p.V * p.K], &r.out[static_cast<size_t>(t * p.HV + hv) * p.V], round);
+    for (int hv = 0; hv < p.HV; ++hv)
+      token(p, w, row, t, hv, &r.state[static_cast<size_t>(hv) * p.V * p.K],
+            &r.out[static_cast<size_t>(t * p.HV + hv) * p.V], round);
     if (next < row.checkpoints.size() && row.checkpoints[next] == t + 1) {
       r.states.push_back(r.state);
       ++next;
@@ -75,19 +80,23 @@ OracleResult oracle_recurrence(const KdaProblem& p, const KdaWeights& w, const K
   return r;
 }
 
-TreeResult oracle_tree(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row, const std::vector<int32_t>& parent, DType round) {
+TreeResult oracle_tree(const KdaProblem& p, const KdaWeights& w, const KdaRowData& row,
+                       const std::vector<int32_t>& parent, DType round) {
   TreeResult r;
   r.out.resize(static_cast<size_t>(row.len) * p.HV * p.V);
   for (int64_t t = 0; t < row.len; ++t) {
     const int32_t from = parent[static_cast<size_t>(t)];
     Vec S = from < 0 ? initial_state(p, row) : r.states[static_cast<size_t>(from)];
-    for (int hv = 0; hv < p.HV; ++hv) token(p, w, row, t, hv, &S[static_cast<size_t>(hv) * p.V * p.K], &r.out[static_cast<size_t>(t * p.HV + hv) * p.V], round);
+    for (int hv = 0; hv < p.HV; ++hv)
+      token(p, w, row, t, hv, &S[static_cast<size_t>(hv) * p.V * p.K], &r.out[static_cast<size_t>(t * p.HV + hv) * p.V],
+            round);
     r.states.push_back(std::move(S));
   }
   return r;
 }
 
-std::vector<double> oracle_conv(const std::vector<float>& x, const std::vector<float>& window, const std::vector<float>& weight, const std::vector<float>& bias, int channels) {
+std::vector<double> oracle_conv(const std::vector<float>& x, const std::vector<float>& window,
+                                const std::vector<float>& weight, const std::vector<float>& bias, int channels) {
   const int64_t len = static_cast<int64_t>(x.size()) / channels;
   Vec y(x.size());
   for (int64_t t = 0; t < len; ++t)
@@ -96,8 +105,10 @@ std::vector<double> oracle_conv(const std::vector<float>& x, const std::vector<f
       for (int j = 0; j < 4; ++j) {
         const int64_t from = t - 3 + j;
         double value = 0;
-        if (from >= 0) value = x[static_cast<size_t>(from * channels + c)];
-        else if (!window.empty()) value = window[static_cast<size_t>((3 + from) * channels + c)];
+        if (from >= 0)
+          value = x[static_cast<size_t>(from * channels + c)];
+        else if (!window.empty())
+          value = window[static_cast<size_t>((3 + from) * channels + c)];
         sum += weight[static_cast<size_t>(c * 4 + j)] * value;
       }
       y[static_cast<size_t>(t * channels + c)] = sum / (1 + std::exp(-sum));

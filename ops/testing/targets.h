@@ -26,6 +26,8 @@ inline std::vector<Target> cpu_targets(bool with_reference = true) {
   return targets;
 }
 
-inline std::string target_name(const ::testing::TestParamInfo<Target>& info) { return info.param.backend + "_" + device::to_string(info.param.isa); }
+inline std::string target_name(const ::testing::TestParamInfo<Target>& info) {
+  return info.param.backend + "_" + device::to_string(info.param.isa);
+}
 
 }  // namespace kadence::ops::testing

@@ -170,7 +170,7 @@ struct WindowView {
 // Why a row of device metadata was skipped (KdaMetadata::status).
 enum class KdaRowStatus : int32_t {
   kOk = 0,
-  kBadOffsets = 1,      // seq_begin decreases or passes the tensors' tokens
+  kBadOffsets = 1,      // seq_begin decreases, passes the tensors' tokens, or starts inside an earlier good row
   kBadStateIn = 2,      // slot >= slots (below -1 too)
   kBadStateOut = 3,
   kBadCheckpoint = 4,   // off the grid, past the end, not ascending, or slot out of range
@@ -186,7 +186,7 @@ struct KdaMetadata {
   const int32_t* state_in = nullptr;      // [N], -1 = zeros
   const int32_t* state_out = nullptr;     // [N], -1 = no store
   const int32_t* ckpt_begin = nullptr;    // [N+1], null = no checkpoints
-  const int32_t* ckpt_depth = nullptr;    // [M], tokens since the row's start, multiples of 64, ascending, <= len
+  const int32_t* ckpt_depth = nullptr;    // [M], tokens since the row's start, positive multiples of 64, ascending, <= len
   const int32_t* ckpt_slot = nullptr;     // [M], -1 = skip
   int32_t rows = 0;                       // N (a launch bound when rows_device is given)
   const int32_t* rows_device = nullptr;   // [1], the actual N <= rows, or null

@@ -36,6 +36,7 @@ Engine::Impl::Impl(std::unique_ptr<model::Model> m, const EngineOptions& o, cons
             stream.info()),
       tree({.tree_page = p.grids.tree_page, .kv_page = o.page_size}) {
   model->prepare(forward_options(options), stream);
+  scratch.resize(static_cast<size_t>(std::max(stream.info().threads, 1)));
   executor = std::make_unique<Executor>(*model, states, pages, stream);
 }
 

@@ -22,13 +22,19 @@ struct Engine::Impl {
   Impl(std::unique_ptr<model::Model> m, const EngineOptions& o, const MemoryPlan& p, device::Stream s,
        const base::Clock* c);
 
+  // What the logits after one token say. A pure function of logits and request, so rows are looked at in parallel.
+  struct LogitFacts {
+    bool finite = false;
+    bool scores = false;           // logprob is that of the prompt's next token
+    std::optional<int32_t> token;  // sampled; logprob and top are its
+    float logprob = 0;
+    TopLogProbs top;
+  };
   // What a forward pass told about a row.
   struct RowResult {
     bool bad = false;  // a logit was NaN or infinite
     int64_t bad_position = 0;
-    std::optional<int32_t> token;
-    float logprob = 0;
-    TopLogProbs top;
+    LogitFacts sampled;
   };
 
   // --- engine_step.cc
@@ -39,8 +45,10 @@ struct Engine::Impl {
   void run_extend(std::vector<ExtendRow>& rows);
   void run_decode(const std::vector<Request*>& rows);
   std::string forward(const BuiltBatch& built, const std::vector<Request*>& requests, std::vector<RowResult>& results);
-  void on_logits(Request& r, int64_t position, std::span<const float> logits, RowResult& out);
-  void accept_token(Request& r, RowResult& result);
+  LogitFacts look_at(const Request& r, int64_t position, std::span<const float> logits,
+                     std::vector<float>& buffer) const;
+  void take(Request& r, int64_t position, LogitFacts facts, RowResult& row);
+  void accept_token(Request& r, LogitFacts& sampled);
   bool is_stop(const Request& r, int32_t token) const;
   SchedulerState view() const;
 
@@ -91,7 +99,7 @@ struct Engine::Impl {
   std::deque<std::unique_ptr<Request>> replays;            // have none
   std::map<RequestId, RequestOutput> outputs;
   std::vector<TokenEvent> events;
-  std::vector<float> scratch;
+  std::vector<std::vector<float>> scratch;  // of sampling, one a worker
   EngineStats counters;
   int64_t next_id = 0, next_arrival = 0;
 };

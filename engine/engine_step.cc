@@ -175,8 +175,8 @@ void Engine::Impl::run_extend(std::vector<ExtendRow>& rows) {
     r.stage = Stage::kDecode;
     if (r.max_new == 0) {
       finish(r, FinishReason::kLength);
-    } else if (results[i].token) {
-      accept_token(r, results[i]);
+    } else if (results[i].sampled.token) {
+      accept_token(r, results[i].sampled);
     }  // else: retracted before; its tokens are known and go through step again
   }
 }
@@ -216,7 +216,7 @@ void Engine::Impl::run_decode(const std::vector<Request*>& rows) {
     ++r.computed;
     ++counters.decode_tokens;
     if (tracked[i].valid()) publish(r, r.computed, tracked[i]);
-    if (results[i].token) accept_token(r, results[i]);
+    if (results[i].sampled.token) accept_token(r, results[i].sampled);
   }
 }
 
@@ -227,10 +227,21 @@ std::string Engine::Impl::forward(const BuiltBatch& built, const std::vector<Req
   const auto vocab = static_cast<size_t>(model->config().vocab);
   try {
     executor->forward(built.batch, [&](int64_t first, int64_t count, const float* logits) {
+      const LogitWant* wants = built.wants.data() + first;
+      std::vector<LogitFacts> facts(static_cast<size_t>(count));
+      const auto look = [&](int64_t i, int worker) {
+        const std::span row(logits + static_cast<size_t>(i) * vocab, vocab);
+        facts[static_cast<size_t>(i)] = look_at(*requests_of[static_cast<size_t>(wants[i].row)], wants[i].position, row,
+                                                scratch[static_cast<size_t>(worker)]);
+      };
+      if (stream.info().kind == device::DeviceKind::kCpu) {
+        stream.parallel_for(count, look);
+      } else {
+        for (int64_t i = 0; i < count; ++i) look(i, 0);
+      }
       for (int64_t i = 0; i < count; ++i) {
-        const LogitWant& want = built.wants[static_cast<size_t>(first + i)];
-        const auto row = static_cast<size_t>(want.row);
-        on_logits(*requests_of[row], want.position, {logits + static_cast<size_t>(i) * vocab, vocab}, results[row]);
+        const auto row = static_cast<size_t>(wants[i].row);
+        take(*requests_of[row], wants[i].position, std::move(facts[static_cast<size_t>(i)]), results[row]);
       }
     });
   } catch (const std::exception& e) {
@@ -239,26 +250,38 @@ std::string Engine::Impl::forward(const BuiltBatch& built, const std::vector<Req
   return {};
 }
 
-void Engine::Impl::on_logits(Request& r, int64_t position, std::span<const float> logits, RowResult& out) {
-  if (out.bad) return;
-  if (!all_finite(logits)) {
-    out.bad = true;
-    out.bad_position = position;
-    return;
-  }
+Engine::Impl::LogitFacts Engine::Impl::look_at(const Request& r, int64_t position, std::span<const float> logits,
+                                               std::vector<float>& buffer) const {
+  LogitFacts f;
+  f.finite = all_finite(logits);
+  if (!f.finite) return f;
   const int64_t next = position + 1;
   if (next < r.prompt) {
-    if (next < r.score_next) return;
-    r.output.logprobs.push_back(ops::log_prob(logits, r.tokens[static_cast<size_t>(next)]));
-    if (r.spec.top_logprobs > 0) r.output.top_logprobs.push_back(ops::top_log_probs(logits, r.spec.top_logprobs));
-    r.score_next = next + 1;
-    return;
+    f.scores = next >= r.score_next;
+    if (!f.scores) return f;
+    f.logprob = ops::log_prob(logits, r.tokens[static_cast<size_t>(next)]);
+  } else {
+    if (next != static_cast<int64_t>(r.tokens.size()) || r.generated() >= r.max_new) return f;
+    f.token = ops::sample(logits, {r.prompt_span(), r.generated_span()}, r.spec.sampling,
+                          static_cast<uint64_t>(r.generated()), buffer);
+    if (r.spec.output_logprobs) f.logprob = ops::log_prob(logits, *f.token);
   }
-  if (next != static_cast<int64_t>(r.tokens.size()) || r.generated() >= r.max_new) return;
-  out.token = ops::sample(logits, {r.prompt_span(), r.generated_span()}, r.spec.sampling,
-                          static_cast<uint64_t>(r.generated()), scratch);
-  if (r.spec.output_logprobs) out.logprob = ops::log_prob(logits, *out.token);
-  if (r.spec.top_logprobs > 0) out.top = ops::top_log_probs(logits, r.spec.top_logprobs);
+  if (r.spec.top_logprobs > 0) f.top = ops::top_log_probs(logits, r.spec.top_logprobs);
+  return f;
+}
+
+void Engine::Impl::take(Request& r, int64_t position, LogitFacts facts, RowResult& row) {
+  if (row.bad) return;
+  if (!facts.finite) {
+    row.bad = true;
+    row.bad_position = position;
+  } else if (facts.scores) {
+    r.output.logprobs.push_back(facts.logprob);
+    if (r.spec.top_logprobs > 0) r.output.top_logprobs.push_back(std::move(facts.top));
+    r.score_next = position + 2;
+  } else if (facts.token) {
+    row.sampled = std::move(facts);
+  }
 }
 
 bool Engine::Impl::is_stop(const Request& r, int32_t token) const {
@@ -268,16 +291,16 @@ bool Engine::Impl::is_stop(const Request& r, int32_t token) const {
   return has(r.spec.stop_ids) || (!r.spec.ignore_eos && has(model->config().eos_ids));
 }
 
-void Engine::Impl::accept_token(Request& r, RowResult& result) {
-  const int32_t token = *result.token;
+void Engine::Impl::accept_token(Request& r, LogitFacts& sampled) {
+  const int32_t token = *sampled.token;
   if (r.first_token < 0) r.first_token = clock.now();
   r.tokens.push_back(token);
   if (is_stop(r, token)) return finish(r, FinishReason::kStop);
   RequestOutput& out = r.output;
-  events.push_back({r.id, token, static_cast<int64_t>(out.output_ids.size()), result.logprob, result.top});
+  events.push_back({r.id, token, static_cast<int64_t>(out.output_ids.size()), sampled.logprob, sampled.top});
   out.output_ids.push_back(token);
-  if (r.spec.output_logprobs) out.output_logprobs.push_back(result.logprob);
-  if (r.spec.top_logprobs > 0) out.output_top_logprobs.push_back(std::move(result.top));
+  if (r.spec.output_logprobs) out.output_logprobs.push_back(sampled.logprob);
+  if (r.spec.top_logprobs > 0) out.output_top_logprobs.push_back(std::move(sampled.top));
   if (r.generated() >= r.max_new) finish(r, FinishReason::kLength);
 }
 

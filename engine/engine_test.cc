@@ -58,12 +58,18 @@ TEST(Engine, StopsAtStopTokensWithoutThem) {
 
 TEST(Engine, EventsAreTheTokensInOrder) {
   Rig rig;
-  const RequestId a = rig.submit(generate(some_tokens(1, 70), 5)), b = rig.submit(generate(some_tokens(2, 40), 7));
+  RequestSpec first = generate(some_tokens(1, 70), 5);
+  first.top_logprobs = 2;
+  const RequestId a = rig.submit(first), b = rig.submit(generate(some_tokens(2, 40), 7));
   rig.drain();
   std::map<RequestId, Ids> seen;
   for (const TokenEvent& e : rig.engine->take_events()) {
     EXPECT_EQ(e.index, static_cast<int64_t>(seen[e.request].size()));
     seen[e.request].push_back(e.token);
+    EXPECT_EQ(e.top.size(), e.request == a ? 2u : 0u);
+    if (e.request == a && e.top.front().first == e.token) {
+      EXPECT_EQ(e.top.front().second, e.logprob);
+    }
   }
   EXPECT_EQ(seen[a], rig.output(a).output_ids);
   EXPECT_EQ(seen[b], rig.output(b).output_ids);

@@ -69,7 +69,7 @@ struct Rig {
     options.max_prefill_tokens = 1024;
     if (tweak) tweak(options);
     const MemoryPlan plan = fake_plan(*owned, options, slots, pages);
-    engine = std::make_unique<Engine>(std::move(owned), options, plan, device::Stream::cpu(1), &clock);
+    engine = std::make_unique<Engine>(std::move(owned), options, plan, device::Stream::cpu(2), &clock);
   }
   RequestId submit(const RequestSpec& spec) {
     const auto result = engine->submit(spec);

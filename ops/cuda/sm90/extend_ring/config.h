@@ -21,13 +21,21 @@ struct Slot {
 };
 
 // --- CTAs ------------------------------------------------------------------------------------------------------------
-// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, warpgroup 3 loads) or prepares (warpgroups 0
-// to 2 compute, warpgroup 3 moves their slots).
-inline constexpr int kThreads = 512;
-inline constexpr int kPrepGroups = 3;
-inline constexpr int kScanRegisters = 208, kLoadRegisters = 48;  // a thread
-inline constexpr int kPrepRegisters = 152, kMoveRegisters = 56;
-static_assert(2 * kScanRegisters + 2 * kLoadRegisters <= 512 && kPrepGroups * kPrepRegisters + kMoveRegisters <= 512);
+// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, the last warpgroup loads) or prepares (all
+// warpgroups but the last compute, the last one moves their slots).
+#ifndef KADENCE_EXTEND_PREP_GROUPS
+#define KADENCE_EXTEND_PREP_GROUPS 4
+#endif
+inline constexpr int kPrepGroups = KADENCE_EXTEND_PREP_GROUPS;
+inline constexpr int kMoveGroup = kPrepGroups;
+inline constexpr int kThreads = (kPrepGroups + 1) * 128;
+inline constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;  // a thread, from the launch bounds
+inline constexpr int kLoadRegisters = 32, kIdleRegisters = 24, kMoveRegisters = 32;
+inline constexpr int kScanRegisters = kPrepGroups == 4 ? 200 : 208;
+inline constexpr int kPrepRegisters = kPrepGroups == 4 ? 112 : 152;
+static_assert(2 * kScanRegisters + (kPrepGroups - 2) * kIdleRegisters + kLoadRegisters <=
+              (kPrepGroups + 1) * kEntryRegisters);
+static_assert(kPrepGroups * kPrepRegisters + kMoveRegisters <= (kPrepGroups + 1) * kEntryRegisters);
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
 inline constexpr int kScanStages = 4;
@@ -45,15 +53,15 @@ struct Prep {
   static constexpr int kLower = kSecondHalf + 8192;       // fp32, two 16 x 16 blocks of -L by columns
   static constexpr int kCorner = kLower + 2048;           // fp16, 16 rows of 48 B: block (1,0) of -L
   static constexpr int kInverse = kCorner + 768;          // fp16, 32 rows of 80 B: T^T
-  static constexpr int kGroupSums = kInverse + 2560;      // fp32[4][128]: log2 decay of each warp's tokens
-  static constexpr int kBeta = kGroupSums + 2048;         // fp32[32], twice: by the turn's parity
+  static constexpr int kBeta = kInverse + 2560;           // fp32[32], twice: by the turn's parity
   static constexpr int kNorms = kBeta + 256;              // fp32[64]: of k, of q (exact path)
   static constexpr int kMixExact = kNorms + 256;          // fp16, two blocks of 16 rows of 48 B (exact path)
   static constexpr int kMail = kMixExact + 1536;          // Mail, see kernel.cuh
-  static constexpr int kMailBytes = 128;
+  static constexpr int kMailBytes = 192;
   static constexpr int kBytes = (kMail + kMailBytes + 1023) / 1024 * 1024;
-  // Overlays: k 2^-p until W is written; tables of the exact path under the slot.
+  // Overlays: k 2^-p until W is written; sums until L is; tables of the exact path under the slot.
   static constexpr int kInverseKeys = Slot::kUpdate;
+  static constexpr int kGroupSums = kLower;          // fp32[4][128]: log2 decay of each warp's tokens
   static constexpr int kExactDecay = 0;              // fp32[32][128]
   static constexpr int kExactKeys = 16384;           // bf16[32][128]
   static constexpr int kExactQueries = kSecondHalf;  // bf16[32][128]

@@ -34,7 +34,7 @@ __device__ __forceinline__ Place place_of(const RingParams& p, int rows, int num
   return {head, row.token + at, min(kChunk, row.len - at)};
 }
 
-// --- scanning CTA, warpgroup 3, warp 0: slots and values into the stages ---------------------------------------------
+// --- scanning CTA, warpgroup 4, warp 0: slots and values into the stages ---------------------------------------------
 __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule& c, uint32_t shared, int scanner,
                                             int half, int l) {
   const uint32_t full = shared + kSharedBarriers, empty = full + kScanStages * 8;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void scan_items(const RingParams& p, const Schedule& 
   }
 }
 
-// --- preparing CTA, warpgroups 0 to 2 --------------------------------------------------------------------------------
+// --- preparing CTA, warpgroups 0 to 3 --------------------------------------------------------------------------------
 __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& c, int group, int groups, int tid) {
   const int row_bytes = p.heads * kDim * 2;
   for (int i = 0; i < c.spans; ++i) {
@@ -125,13 +125,9 @@ __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& 
   }
 }
 
-// What the mover of a preparing warpgroup tells it. count 0: no more items.
-struct Item {
-  int at, scanner;
-  Place place;
-};
+// What the mover of a preparing warpgroup tells it.
 struct Mail {
-  Item items[kMailSlots];
+  ChunkInputs items[kMailSlots];
 };
 static_assert(sizeof(Mail) <= Prep::kMailBytes);
 // Barriers of a preparing warpgroup, all in phases of one turn but `announced`, whose slots take turns.
@@ -152,9 +148,9 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
   const auto load = [&](int turn) {
     const int slot = turn % kMailSlots;
     mbarrier_wait(bars.announced + slot * 8, turn / kMailSlots & 1);
-    const Place place = mail.items[slot].place;
-    next_count = place.count;
-    if (next_count > 0) load_raw<kGate>(raw, p, place.head, place.token, next_count, tid);
+    const ChunkInputs in = mail.items[slot];
+    next_count = in.count;
+    if (next_count > 0) load_raw<kGate>(raw, p, in, tid);
   };
   load(0);
 #pragma unroll 1
@@ -171,42 +167,51 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
   }
 }
 
-// --- preparing CTA, warpgroup 3: a warp hands out the items of a warpgroup and carries its slots to the rings --------
+// --- preparing CTA, warpgroup 4: a warp hands out the items of a warpgroup and carries its slots to the rings --------
 // Chunks are prepared in the order (position in the stream, scanner), dealt in turn to all warpgroups: what is scanned
 // first is prepared first, and the wait for room in a ring is always for slots that were handed out before.
+template <bool kDecayF32>
 __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& c, uint32_t base, Mail& mail,
                                            const PrepBarriers& bars, int group, int groups, int l) {
   const int scanners = c.scanners, depth = c.depth, step_at = groups / scanners,
             step_scanner = groups - step_at * scanners;
-  int next_at = group / scanners, next_scanner = group - next_at * scanners;
+  struct Cursor {
+    int at, scanner;
+  };
+  const auto exists = [&](const Cursor& x) { return c.chunk[x.scanner] + x.at < c.chunk[x.scanner + 1]; };
+  const auto advance = [&](Cursor& x) {  // to the next item, or past the end
+    do {
+      x.at += step_at, x.scanner += step_scanner;
+      if (x.scanner >= scanners) x.scanner -= scanners, ++x.at;
+    } while (x.at < c.longest && !exists(x));
+  };
+  Cursor now{group / scanners, group % scanners};
+  if (now.at < c.longest && !exists(now)) advance(now);
+  Cursor ahead = now;  // of the next item to announce
   const auto announce = [&](int turn) {
-    Item item{0, 0, {}};
-    while (next_at < c.longest && item.place.count == 0) {
-      const int number = c.chunk[next_scanner] + next_at;
-      if (number < c.chunk[next_scanner + 1]) item = {next_at, next_scanner, place_of(p, c.rows, number, l)};
-      next_at += step_at, next_scanner += step_scanner;
-      if (next_scanner >= scanners) next_scanner -= scanners, ++next_at;
+    Place place;
+    if (ahead.at < c.longest) {
+      place = place_of(p, c.rows, c.chunk[ahead.scanner] + ahead.at, l);
+      advance(ahead);
     }
     if (l == 0) {
-      mail.items[turn % kMailSlots] = item;
+      mail.items[turn % kMailSlots] = inputs_of<kDecayF32>(p, place.head, place.token, place.count);
       mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
     }
     __syncwarp();
   };
   for (int turn = 0; turn < kMailSlots - 1; ++turn) announce(turn);
 #pragma unroll 1
-  for (int turn = 0;; ++turn) {
-    const Item& item = mail.items[turn % kMailSlots];
-    if (item.place.count == 0) break;
+  for (int turn = 0; now.at < c.longest; ++turn, advance(now)) {
     announce(turn + kMailSlots - 1);
     if (l == 0) {
-      const int at = item.at, slot = at % depth;
-      const uint32_t* consumed = p.consumed + item.scanner * kConsumedPitch;
+      const int slot = now.at % depth;
+      const uint32_t* consumed = p.consumed + now.scanner * kConsumedPitch;
       const auto room = [&] {
-        return static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) - (at - depth + 1);
+        return static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) - (now.at - depth + 1);
       };
       int enough = room();  // asked early: the answer takes a while
-      mbarrier_wait(bars.complete, turn & 1);
+      while (!mbarrier_try_wait(bars.complete, turn & 1)) __nanosleep(100);
 #ifdef KADENCE_DEBUG_WAITS
       int polls = 0;
 #endif
@@ -219,13 +224,13 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
 #endif
       }
       fence_proxy_async_global();
-      bulk_store(p.slots + static_cast<size_t>(item.scanner * depth + slot) * Slot::kBytes, base, Slot::kBytes);
+      bulk_store(p.slots + static_cast<size_t>(now.scanner * depth + slot) * Slot::kBytes, base, Slot::kBytes);
       bulk_commit();
       bulk_wait_read<0>();
       mbarrier_arrive(bars.free);
       bulk_wait<0>();
       fence_proxy_async_global();
-      st_release_gpu(p.ready + item.scanner * kReadyPitch + slot, static_cast<uint32_t>(at + 1));
+      st_release_gpu(p.ready + now.scanner * kReadyPitch + slot, static_cast<uint32_t>(now.at + 1));
     }
     __syncwarp();
   }
@@ -261,9 +266,11 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
     if (group < 2) {
       setmaxnreg_inc<kScanRegisters>();
       if (kProbe != 1 && group < c.width) scan_items(p, c, shared, scanner, c.width == 2 ? group : cta & 1, tid);
+    } else if (group < kMoveGroup) {
+      setmaxnreg_dec<kIdleRegisters>();
     } else {
       setmaxnreg_dec<kLoadRegisters>();
-      if (kProbe != 1 && (tid >> 5) == 12) load_stages(p, c, shared, scanner, c.width == 2 ? 0 : cta & 1, tid & 31);
+      if (kProbe != 1 && (tid >> 5) == 4 * kMoveGroup) load_stages(p, c, shared, scanner, c.width == 2 ? 0 : cta & 1, tid & 31);
     }
   } else {
     const int ctas = static_cast<int>(gridDim.x) - c.scan_ctas, index = cta - c.scan_ctas;
@@ -279,8 +286,8 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       setmaxnreg_dec<kMoveRegisters>();
       const int mine = (tid >> 5) & 3, offset = mine * Prep::kBytes;
       if (kProbe != 2 && mine < kPrepGroups && c.longest > 0)
-        move_slots(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
-                   PrepBarriers(shared, mine), mine * ctas + index, kPrepGroups * ctas, tid & 31);
+        move_slots<kDecayF32>(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
+                              PrepBarriers(shared, mine), mine * ctas + index, kPrepGroups * ctas, tid & 31);
     }
   }
 }

@@ -47,17 +47,33 @@ struct RawChunk<true> {
   __device__ float4 decay(int i) const { return g[i]; }
 };
 
-template <KdaGate kGate, bool kDecayF32>
-__device__ __forceinline__ void load_raw(RawChunk<kDecayF32>& raw, const RingParams& p, int head, int token, int count,
-                                         int tid) {
-  const int w = tid >> 5, l = tid & 31, left = count - w * 8;
-  const int64_t first = token + w * 8;
+// Where a chunk's inputs begin: at its first token and its head.
+struct ChunkInputs {
+  const char *k, *q, *decay, *beta;
+  int head, count;  // value head; tokens, 0 = no chunk
+};
+template <bool kDecayF32>
+__device__ __forceinline__ ChunkInputs inputs_of(const RingParams& p, int head, int token, int count) {
+  const int64_t first = token;
   const int qk_head = p.group == 1 ? head : head / p.group;
-  const char* k = static_cast<const char*>(p.k) + (first * p.k_pitch + qk_head * kDim + l * 4) * 2;
-  const char* q = static_cast<const char*>(p.q) + (first * p.q_pitch + qk_head * kDim + l * 4) * 2;
+  ChunkInputs in;
+  in.k = static_cast<const char*>(p.k) + (first * p.k_pitch + qk_head * kDim) * 2;
+  in.q = static_cast<const char*>(p.q) + (first * p.q_pitch + qk_head * kDim) * 2;
+  in.decay = static_cast<const char*>(p.decay) + (first * p.decay_pitch + head * kDim) * (kDecayF32 ? 4 : 2);
+  in.beta = static_cast<const char*>(p.beta) + (first * p.beta_pitch + head) * (p.beta_fp32 ? 4 : 2);
+  in.head = head, in.count = count;
+  return in;
+}
+
+template <KdaGate kGate, bool kDecayF32>
+__device__ __forceinline__ void load_raw(RawChunk<kDecayF32>& raw, const RingParams& p, const ChunkInputs& in,
+                                         int tid) {
+  const int w = tid >> 5, l = tid & 31, left = in.count - w * 8;
   constexpr int kDecayBytes = kDecayF32 ? 4 : 2;
-  const char* g = static_cast<const char*>(p.decay) + (first * p.decay_pitch + head * kDim + l * 4) * kDecayBytes;
   const int64_t k_step = p.k_pitch * 2, q_step = p.q_pitch * 2, g_step = p.decay_pitch * kDecayBytes;
+  const char* k = in.k + w * 8 * k_step + l * 8;
+  const char* q = in.q + w * 8 * q_step + l * 8;
+  const char* g = in.decay + w * 8 * g_step + l * 4 * kDecayBytes;
   using Decay = std::remove_reference_t<decltype(raw.g[0])>;
   if (left >= 8) {
 #pragma unroll
@@ -76,22 +92,21 @@ __device__ __forceinline__ void load_raw(RawChunk<kDecayF32>& raw, const RingPar
       none = make_uint2(kNone, kNone);
 #pragma unroll
     for (int i = 0; i < 8; ++i, k += k_step, q += q_step, g += g_step) {
-      const bool in = i < left;
-      raw.g[i] = in ? __ldg(reinterpret_cast<const Decay*>(g)) : none;
-      raw.k[i] = in ? __ldg(reinterpret_cast<const uint2*>(k)) : make_uint2(0, 0);
-      raw.q[i] = in ? __ldg(reinterpret_cast<const uint2*>(q)) : make_uint2(0, 0);
+      const bool valid = i < left;
+      raw.g[i] = valid ? __ldg(reinterpret_cast<const Decay*>(g)) : none;
+      raw.k[i] = valid ? __ldg(reinterpret_cast<const uint2*>(k)) : make_uint2(0, 0);
+      raw.q[i] = valid ? __ldg(reinterpret_cast<const uint2*>(q)) : make_uint2(0, 0);
     }
   }
   raw.beta = 0;
-  if (tid < count) {
-    const int64_t at = (token + tid) * p.beta_pitch + head;
-    raw.beta = p.beta_fp32 ? __ldg(static_cast<const uint32_t*>(p.beta) + at)
-                           : __ldg(static_cast<const uint16_t*>(p.beta) + at);
+  if (tid < in.count) {
+    raw.beta = p.beta_fp32 ? __ldg(reinterpret_cast<const uint32_t*>(in.beta) + tid * p.beta_pitch)
+                           : __ldg(reinterpret_cast<const uint16_t*>(in.beta) + tid * p.beta_pitch);
   }
   if constexpr (kGate != KdaGate::kGivenLogDecay) {
-    raw.a_log = __ldg(p.a_log + head);
-    raw.bias =
-        p.dt_bias ? __ldg(reinterpret_cast<const float4*>(p.dt_bias + head * kDim + l * 4)) : make_float4(0, 0, 0, 0);
+    raw.a_log = __ldg(p.a_log + in.head);
+    raw.bias = p.dt_bias ? __ldg(reinterpret_cast<const float4*>(p.dt_bias + in.head * kDim + l * 4))
+                         : make_float4(0, 0, 0, 0);
   }
 }
 
@@ -181,6 +196,7 @@ struct ChunkPrep {
       const float beta = p.beta_given ? x : rcp_approx(1.0f + exp2_approx(-kLog2E * x));
       st_shared(beta_place + tid * 4, tid >= count ? 0.0f : p.beta_doubled ? 2.0f * beta : beta);
     }
+    const float inverse_norm = row_norms(raw);  // before the gate, when fewest registers are taken
     float g[8][4];  // log2 decay; cumulated over this warp's tokens unless the exact path may need single tokens
     float total[4] = {0, 0, 0, 0};
     {
@@ -198,7 +214,6 @@ struct ChunkPrep {
       }
     }
     st_shared_v4(base + Prep::kGroupSums + w * 512 + l * 16, make_float4(total[0], total[1], total[2], total[3]));
-    const float inverse_norm = row_norms(raw);
     before_writes();
     sync();
 
@@ -269,10 +284,7 @@ struct ChunkPrep {
     // 2).
     const uint32_t in4096 = lane_place(0, 4096, w * 8), in8192 = lane_place(0, 8192, w * 8),
                    in2048 = lane_place(0, 2048, (w & 1) * 8);
-    float rk[8], rq[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      rk[i] = __shfl_sync(~0u, inverse_norm, i), rq[i] = __shfl_sync(~0u, inverse_norm, 8 + i);
+    float rk = __shfl_sync(~0u, inverse_norm, 0), rq = __shfl_sync(~0u, inverse_norm, 8);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float k[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
@@ -285,9 +297,10 @@ struct ChunkPrep {
           pc = run[c] += g[i][c];
         else
           pc = run[c] + g[i][c];
-        const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk[i];  // kn = -k / |k|
-        kp[c] = kn * e, qp[c] = q[c] * rq[i] * e, km[c] = -kn * f;
+        const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk;  // kn = -k / |k|
+        kp[c] = kn * e, qp[c] = q[c] * rq * e, km[c] = -kn * f;
       }
+      if (i < 7) rk = __shfl_sync(~0u, inverse_norm, i + 1), rq = __shfl_sync(~0u, inverse_norm, 9 + i);
       // Row i of a group of eight: its 16-byte pieces are swapped by i.
       const uint32_t a4096 = (in4096 + i * 128) ^ (i << 4), a8192 = (in8192 + i * 128) ^ (i << 4),
                      a2048 = (in2048 + i * 128) ^ (i << 4);

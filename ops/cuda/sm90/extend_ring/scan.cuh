@@ -143,16 +143,17 @@ struct Scanner {
       const uint64_t queries = wgmma_descriptor(at + Slot::kKeyQuery + 4096, 0, 1024, Swizzle::k128B);
       const uint64_t update = wgmma_descriptor(at + Slot::kUpdate, 4096, 1024, Swizzle::k128B);
       const uint64_t mix = wgmma_descriptor(at + Slot::kMix, 0, 512, Swizzle::k64B);
+      float2 d[16];  // of the state's columns, ready when the products have been issued
+#pragma unroll
+      for (int b = 0; b < 16; ++b) d[b] = ld_shared_v2(decay + b * 32);
       wgmma_fence();
 #pragma unroll
       for (int b = 0; b < 8; ++b) wgmma_m64n32k16(x, a + 4 * b, keys + ((b >> 2) * 8192 + (b & 3) * 32) / 16);
       wgmma_commit();
-#pragma unroll
-      for (int b = 0; b < 16; ++b) {  // decay of the fp32 state under the products
-        const float2 d = ld_shared_v2(decay + b * 32);
-        s[4 * b] *= d.x, s[4 * b + 1] *= d.y, s[4 * b + 2] *= d.x, s[4 * b + 3] *= d.y;
-      }
       turn_out();
+#pragma unroll
+      for (int b = 0; b < 16; ++b)  // decay of the fp32 state under the products
+        s[4 * b] *= d[b].x, s[4 * b + 1] *= d[b].y, s[4 * b + 2] *= d[b].x, s[4 * b + 3] *= d[b].y;
       wgmma_fence();
 #pragma unroll
       for (int b = 0; b < 8; ++b) wgmma_m64n32k16(o, a + 4 * b, queries + ((b >> 2) * 8192 + (b & 3) * 32) / 16, b > 0);

@@ -3,6 +3,7 @@
 
 #include "ops/cpu/conv1d_kernel.h"
 #include "ops/cpu/conv1d_windows.h"
+#include "ops/cpu/kda_cpu.h"
 #include "ops/kda_backend.h"
 #include "ops/kda_rows.h"
 
@@ -78,6 +79,9 @@ char* output(const Conv1dArgs& c, int64_t token, Tile tile) {
   return const_cast<char*>(at(c.y.data, token * c.y.pitch + tile.begin, c.dtype));
 }
 
+// Memory that a call over `tokens` touches, about: weights, windows, inputs and outputs.
+int64_t call_bytes(const Conv1dArgs& c, int64_t tokens) { return int64_t{c.channels} * 4 * (kConvWidth + 8 * tokens); }
+
 void extend_row(const Conv1dExtendArgs& a, const KdaRow& row, Tile tile, const ConvKernel& kernel) {
   const Conv1dArgs& c = a.conv;
   const void* x[kRunTokens + kConvWindow];
@@ -112,7 +116,7 @@ void conv1d_extend(const KdaPlan& plan, const Conv1dExtendArgs& a, device::Strea
     KdaRowCursor cursor(a.metadata, p, a.tokens, a.window_in.slots, a.window_out.slots, a.checkpoints.slots);
     for (int32_t i = 0; i < cursor.rows(); ++i) report_row(a.metadata.status, i, cursor.next().status);
   }
-  stream.parallel_for(tile_count(c.channels), [&](int64_t task, int) {
+  run_tasks(stream, tile_count(c.channels), call_bytes(c, a.tokens), [&](int64_t task, int) {
     const Tile tile = tile_of(c.channels, task);
     int64_t zeroed = 0;
     if (a.metadata.rows > 0) {
@@ -133,7 +137,7 @@ void conv1d_step(const Conv1dStepArgs& a, device::Stream& stream) {
   const Conv1dArgs& c = a.conv;
   const ConvKernel kernel = conv_kernel(stream.info().isa);
   const int tiles = tile_count(c.channels);
-  stream.parallel_for(int64_t{a.rows} * tiles, [&](int64_t task, int) {
+  run_tasks(stream, int64_t{a.rows} * tiles, call_bytes(c, a.rows), [&](int64_t task, int) {
     const int64_t n = task / tiles;
     const Tile tile = tile_of(c.channels, task % tiles);
     const int32_t in = a.slot_in[n], out = a.slot_out[n];
@@ -156,7 +160,7 @@ void conv1d_verify(const Conv1dVerifyArgs& a, device::Stream& stream) {
   const Conv1dArgs& c = a.conv;
   const ConvKernel kernel = conv_kernel(stream.info().isa);
   const int tiles = tile_count(c.channels);
-  stream.parallel_for(int64_t{a.rows} * tiles, [&](int64_t task, int) {
+  run_tasks(stream, int64_t{a.rows} * tiles, call_bytes(c, int64_t{a.rows} * a.D), [&](int64_t task, int) {
     const int64_t n = task / tiles;
     const Tile tile = tile_of(c.channels, task % tiles);
     const bool live = a.slot_in[n] >= 0 && a.slot_in[n] < a.window_in.slots && a.n_draft[n] >= 0 && a.n_draft[n] <= a.D;

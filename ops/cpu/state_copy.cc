@@ -1,8 +1,7 @@
 // Copies and clears of whole slots over all layers.
 #include <cstring>
 
-#include "ops/kda_backend.h"
-#include "ops/kda_rows.h"
+#include "ops/cpu/kda_cpu.h"
 
 namespace kadence::ops::cpu {
 namespace {
@@ -21,14 +20,16 @@ void state_copy(const StateCopyArgs& a, device::Stream& stream) {
   const auto usable = [&](int32_t slot) {
     return slot >= 0 && (!a.states.base || slot < a.states.slots) && (!a.windows.base || slot < a.windows.slots);
   };
-  stream.parallel_for(layers * a.copies, [&](int64_t task, int) {
+  const int64_t slot_bytes =
+      static_cast<int64_t>((a.states.base ? state_bytes : 0) + (a.windows.base ? window_bytes : 0));
+  run_tasks(stream, layers * a.copies, layers * a.copies * slot_bytes * 2, [&](int64_t task, int) {
     const int64_t layer = task / a.copies;
     const int32_t src = a.src[task % a.copies], dst = a.dst[task % a.copies];
     if (!usable(src) || !usable(dst)) return;
     if (a.states.base) copy_slot(a.states, layer, src, dst, state_bytes);
     if (a.windows.base) copy_slot(a.windows, layer, src, dst, window_bytes);
   });
-  stream.parallel_for(layers * a.clears, [&](int64_t task, int) {
+  run_tasks(stream, layers * a.clears, layers * a.clears * slot_bytes, [&](int64_t task, int) {
     const int64_t layer = task / a.clears;
     const int32_t slot = a.clear[task % a.clears];
     if (!usable(slot)) return;

@@ -84,30 +84,28 @@ TEST_P(Exactness, BatchesAndThreads) {
                                                      prompt(4, 130), prompt(5, 63), prompt(6, 200)};
   std::vector<Result> want;
   for (const auto& p : prompts) want.push_back(whole(p));
-  for (const int threads : {1, 2, 3}) {
-    for (const bool reversed : {false, true}) {
-      Harness h(dir(), threads, Harness::small_options(), 128);
-      std::vector<Sequence> sequences(prompts.size());
-      for (Sequence& s : sequences) s = h.open(1024);
-      std::vector<PrefillRow> rows;
-      std::vector<size_t> order(prompts.size());
-      std::iota(order.begin(), order.end(), 0);
-      if (reversed) std::reverse(order.begin(), order.end());
-      for (const size_t i : order) rows.push_back({&sequences[i], prompts[i]});
-      const auto logits = h.prefill(rows);
-      std::vector<Result> got(prompts.size());
-      for (size_t r = 0; r < order.size(); ++r) got[order[r]].logits = logits[r];
-      for (const int32_t t : {5, 77, 400}) {
-        std::vector<PrefillRow> steps;
-        for (const size_t i : order) steps.push_back({&sequences[i], {t}});
-        const auto l = h.run(steps, ops::GemmPhase::kDecode);
-        for (size_t r = 0; r < order.size(); ++r)
-          got[order[r]].logits.insert(got[order[r]].logits.end(), l[r].begin(), l[r].end());
-      }
-      for (size_t i = 0; i < prompts.size(); ++i) {
-        expect_bits(got[i].logits, want[i].logits, "logits");
-        expect_bits(h.cache_of(sequences[i].slot), want[i].cache, "state and window");
-      }
+  for (const auto& [threads, reversed] : {std::pair{1, true}, {2, false}, {3, true}}) {
+    Harness h(dir(), threads, Harness::small_options(), 128);
+    std::vector<Sequence> sequences(prompts.size());
+    for (Sequence& s : sequences) s = h.open(1024);
+    std::vector<PrefillRow> rows;
+    std::vector<size_t> order(prompts.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (reversed) std::reverse(order.begin(), order.end());
+    for (const size_t i : order) rows.push_back({&sequences[i], prompts[i]});
+    const auto logits = h.prefill(rows);
+    std::vector<Result> got(prompts.size());
+    for (size_t r = 0; r < order.size(); ++r) got[order[r]].logits = logits[r];
+    for (const int32_t t : {5, 77, 400}) {
+      std::vector<PrefillRow> steps;
+      for (const size_t i : order) steps.push_back({&sequences[i], {t}});
+      const auto l = h.run(steps, ops::GemmPhase::kDecode);
+      for (size_t r = 0; r < order.size(); ++r)
+        got[order[r]].logits.insert(got[order[r]].logits.end(), l[r].begin(), l[r].end());
+    }
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      expect_bits(got[i].logits, want[i].logits, "logits");
+      expect_bits(h.cache_of(sequences[i].slot), want[i].cache, "state and window");
     }
   }
 }

@@ -31,8 +31,10 @@ inline constexpr int kMoveGroup = kPrepGroups;
 inline constexpr int kThreads = (kPrepGroups + 1) * 128;
 inline constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;  // a thread, from the launch bounds
 inline constexpr int kLoadRegisters = 32, kIdleRegisters = 24, kMoveRegisters = 32;
-inline constexpr int kScanRegisters = kPrepGroups == 4 ? 200 : 208;
+inline constexpr int kScanRegisters = kPrepGroups == 4 ? 200 : 224;
 inline constexpr int kPrepRegisters = kPrepGroups == 4 ? 112 : 152;
+// Whether a preparing warpgroup holds the next chunk's inputs in registers while it works on this one.
+inline constexpr bool kHoldNext = kPrepGroups < 4;
 static_assert(2 * kScanRegisters + (kPrepGroups - 2) * kIdleRegisters + kLoadRegisters <=
               (kPrepGroups + 1) * kEntryRegisters);
 static_assert(kPrepGroups * kPrepRegisters + kMoveRegisters <= (kPrepGroups + 1) * kEntryRegisters);
@@ -59,12 +61,10 @@ struct Prep {
   static constexpr int kMail = kMixExact + 1536;          // Mail, see kernel.cuh
   static constexpr int kMailBytes = 192;
   static constexpr int kBytes = (kMail + kMailBytes + 1023) / 1024 * 1024;
-  // Overlays: k 2^-p until W is written; sums until L is; tables of the exact path under the slot.
+  // Overlays: k 2^-p until W is written; sums until L is; the exact path's table.
   static constexpr int kInverseKeys = Slot::kUpdate;
-  static constexpr int kGroupSums = kLower;          // fp32[4][128]: log2 decay of each warp's tokens
-  static constexpr int kExactDecay = 0;              // fp32[32][128]
-  static constexpr int kExactKeys = 16384;           // bf16[32][128]
-  static constexpr int kExactQueries = kSecondHalf;  // bf16[32][128]
+  static constexpr int kGroupSums = kLower;        // fp32[4][128]: log2 decay of each warp's tokens
+  static constexpr int kExactDecay = kUpdateKeys;  // fp32[32][128], until the factors are written
 };
 inline constexpr int kMailSlots = 4;  // items announced to a preparing warpgroup at a time
 inline constexpr int kSharedBarriers =

@@ -144,7 +144,7 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
                                         int tid, int barrier) {
   ChunkPrep<kGate, kExact, kDecayF32> prep(p, base, tid, barrier);
   RawChunk<kDecayF32> raw;
-  int count, next_count = 0;  // tokens; 0: no more items
+  int next_count = 0;  // tokens; 0: no more items
   const auto load = [&](int turn) {
     const int slot = turn % kMailSlots;
     mbarrier_wait(bars.announced + slot * 8, turn / kMailSlots & 1);
@@ -154,16 +154,19 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
   };
   load(0);
 #pragma unroll 1
-  for (int turn = 0; (count = next_count) > 0; ++turn) {
+  for (int turn = 0; next_count > 0; ++turn) {
     prep.run(
-        raw, count, turn,
+        raw, next_count, turn,
         [&] {
           if (turn > 0) mbarrier_wait(bars.free, (turn - 1) & 1);
         },
-        [&] { load(turn + 1); });
+        [&] {
+          if constexpr (kHoldNext) load(turn + 1);
+        });
     fence_proxy_async_shared();
     __syncwarp();
     if ((tid & 31) == 0) mbarrier_arrive(bars.complete);
+    if constexpr (!kHoldNext) load(turn + 1);
   }
 }
 
@@ -194,8 +197,15 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
       place = place_of(p, c.rows, c.chunk[ahead.scanner] + ahead.at, l);
       advance(ahead);
     }
+    const ChunkInputs in = inputs_of<kDecayF32>(p, place.head, place.token, place.count);
+    if (!kHoldNext && l < in.count) {  // a row of inputs a lane, so that the loads find them in the L2 cache
+      const char *k = in.k + l * p.k_pitch * 2, *q = in.q + l * p.q_pitch * 2,
+                 *g = in.decay + l * p.decay_pitch * (kDecayF32 ? 4 : 2);
+      prefetch_l2(k), prefetch_l2(k + 128), prefetch_l2(q), prefetch_l2(q + 128), prefetch_l2(g), prefetch_l2(g + 128);
+      if (kDecayF32) prefetch_l2(g + 256), prefetch_l2(g + 384);
+    }
     if (l == 0) {
-      mail.items[turn % kMailSlots] = inputs_of<kDecayF32>(p, place.head, place.token, place.count);
+      mail.items[turn % kMailSlots] = in;
       mbarrier_arrive(bars.announced + turn % kMailSlots * 8);
     }
     __syncwarp();
@@ -270,7 +280,8 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       setmaxnreg_dec<kIdleRegisters>();
     } else {
       setmaxnreg_dec<kLoadRegisters>();
-      if (kProbe != 1 && (tid >> 5) == 4 * kMoveGroup) load_stages(p, c, shared, scanner, c.width == 2 ? 0 : cta & 1, tid & 31);
+      if (kProbe != 1 && (tid >> 5) == 4 * kMoveGroup)
+        load_stages(p, c, shared, scanner, c.width == 2 ? 0 : cta & 1, tid & 31);
     }
   } else {
     const int ctas = static_cast<int>(gridDim.x) - c.scan_ctas, index = cta - c.scan_ctas;

@@ -215,6 +215,7 @@ struct ChunkPrep {
     }
     st_shared_v4(base + Prep::kGroupSums + w * 512 + l * 16, make_float4(total[0], total[1], total[2], total[3]));
     before_writes();
+    park(raw);
     sync();
 
     bool exact = false;
@@ -234,7 +235,7 @@ struct ChunkPrep {
 #pragma unroll
     for (int c = 0; c < 4; ++c) e_first[c] = exp2_approx(first[c]), e_second[c] = exp2_approx(second[c]);
     if constexpr (kExact) {
-      if (exact) pair_products(raw, g, inverse_norm);
+      if (exact) pair_products(g, inverse_norm);
     }
     if (w == 0)
       st_shared_v4(base + Slot::kDecay + l * 16, make_float4(e_first[0] * e_second[0], e_first[1] * e_second[1],
@@ -242,9 +243,9 @@ struct ChunkPrep {
     const float4 before = w == 1 ? s0 : w == 3 ? s2 : make_float4(0, 0, 0, 0);
     if (kExact && exact) {
       const float4 after = w == 0 ? s1 : w == 2 ? s3 : make_float4(0, 0, 0, 0);
-      exact_factors(raw, g, inverse_norm, before, after, e_first, e_second);
+      exact_factors(g, inverse_norm, before, after, e_first, e_second);
     } else {
-      anchored_factors(raw, g, inverse_norm, before, e_first, e_second);
+      anchored_factors(g, inverse_norm, before, e_first, e_second);
     }
     after_factors();
     sync();
@@ -270,11 +271,26 @@ struct ChunkPrep {
     return rsqrt_approx(n[0] + __shfl_xor_sync(~0u, n[0], 16) + kL2NormEps) * ((l & 8) ? p.scale : -1.0f);
   }
 
+  // Keys and queries as read wait in shared memory, each thread's where its own kd and qd will be, so that they take no
+  // registers while the gate is computed and its results are used.
+  __device__ __forceinline__ void park(const RawChunk<kDecayF32>& raw) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t at = lane_place(Slot::kKeyQuery, 8192, w * 8 + i);
+      st_shared_v2(at, raw.k[i].x, raw.k[i].y);
+      st_shared_v2(at + 4096, raw.q[i].x, raw.q[i].y);
+    }
+  }
+  static __device__ __forceinline__ void unpark(uint32_t at, float (&x)[4]) {
+    const float2 v = ld_shared_v2(at);
+    const uint32_t a = __float_as_uint(v.x), b = __float_as_uint(v.y);
+    x[0] = bf16_lo(a), x[1] = bf16_hi(a), x[2] = bf16_lo(b), x[3] = bf16_hi(b);
+  }
+
   // kd, qd, k 2^-p and the two decayed key tiles from exponents of both signs around the anchors. One code path for
   // both halves of the chunk: what only one of them needs is computed by both, which costs less than branches.
-  __device__ __forceinline__ void anchored_factors(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
-                                                   float inverse_norm, float4 before, const float (&e_first)[4],
-                                                   const float (&e_second)[4]) const {
+  __device__ __forceinline__ void anchored_factors(const float (&g)[8][4], float inverse_norm, float4 before,
+                                                   const float (&e_first)[4], const float (&e_second)[4]) const {
     const bool second = w >= 2;
     float run[4] = {before.x, before.y, before.z, before.w}, state[4], update[4];
 #pragma unroll
@@ -285,10 +301,10 @@ struct ChunkPrep {
     const uint32_t in4096 = lane_place(0, 4096, w * 8), in8192 = lane_place(0, 8192, w * 8),
                    in2048 = lane_place(0, 2048, (w & 1) * 8);
     float rk = __shfl_sync(~0u, inverse_norm, 0), rq = __shfl_sync(~0u, inverse_norm, 8);
+    float k[4], q[4];
+    unpark(in8192 + Slot::kKeyQuery, k), unpark(in8192 + Slot::kKeyQuery + 4096, q);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float k[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
-      const float q[4] = {bf16_lo(raw.q[i].x), bf16_hi(raw.q[i].x), bf16_lo(raw.q[i].y), bf16_hi(raw.q[i].y)};
       float kp[4], qp[4], km[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -300,10 +316,15 @@ struct ChunkPrep {
         const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk;  // kn = -k / |k|
         kp[c] = kn * e, qp[c] = q[c] * rq * e, km[c] = -kn * f;
       }
-      if (i < 7) rk = __shfl_sync(~0u, inverse_norm, i + 1), rq = __shfl_sync(~0u, inverse_norm, 9 + i);
-      // Row i of a group of eight: its 16-byte pieces are swapped by i.
+      // Row i of a group of eight: its 16-byte pieces are swapped by i. The next row's inputs are read before this
+      // row's results are written, since the compiler must assume that they overlap.
       const uint32_t a4096 = (in4096 + i * 128) ^ (i << 4), a8192 = (in8192 + i * 128) ^ (i << 4),
                      a2048 = (in2048 + i * 128) ^ (i << 4);
+      if (i < 7) {
+        rk = __shfl_sync(~0u, inverse_norm, i + 1), rq = __shfl_sync(~0u, inverse_norm, 9 + i);
+        const uint32_t next = (in8192 + (i + 1) * 128) ^ ((i + 1) << 4);
+        unpark(next + Slot::kKeyQuery, k), unpark(next + Slot::kKeyQuery + 4096, q);
+      }
       st_shared_v2(a4096 + Prep::kInverseKeys, pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
       st_shared_v2_if(second, a2048 + Prep::kSecondHalf, pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
       st_shared_v2_if(second, a2048 + Prep::kSecondHalf + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
@@ -317,18 +338,36 @@ struct ChunkPrep {
     }
   }
 
-  // The same tiles but k 2^-p, with exponents <= 0 only: prefix sums for what reads the state, suffix sums for what
-  // updates it. Holds for decays down to -inf.
-  __device__ __forceinline__ void exact_factors(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
-                                                float inverse_norm, float4 before, float4 after,
+  // The same tiles but k 2^-p, with exponents <= 0 only: suffix sums for what updates the state, prefix sums for what
+  // reads it. Holds for decays down to -inf. The keys that read the state replace the parked ones, so they come last.
+  __device__ __forceinline__ void exact_factors(const float (&g)[8][4], float inverse_norm, float4 before, float4 after,
                                                 const float (&e_first)[4], const float (&e_second)[4]) const {
+    float tail[4] = {after.x, after.y, after.z, after.w};
+#pragma unroll
+    for (int i = 7; i >= 0; --i) {
+      const int r = w * 8 + i;
+      const float rk = -__shfl_sync(~0u, inverse_norm, i);
+      float kr[4];
+      unpark(lane_place(Slot::kKeyQuery, 8192, r), kr);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        kr[c] *= rk * exp2_approx(tail[c]);
+        tail[c] += g[i][c];
+      }
+      if (w < 2) {
+        st_shared_v2(lane_place(Prep::kCornerKeys, 2048, r), pack_bf16(kr[0], kr[1]), pack_bf16(kr[2], kr[3]));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) kr[c] *= e_second[c];
+      }
+      st_shared_v2(lane_place(Prep::kUpdateKeys, 4096, r), pack_f16(kr[0], kr[1]), pack_f16(kr[2], kr[3]));
+    }
     float run[4] = {before.x, before.y, before.z, before.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int r = w * 8 + i;
       const float rk = __shfl_sync(~0u, inverse_norm, i), rq = __shfl_sync(~0u, inverse_norm, 8 + i);
-      float kp[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
-      float qp[4] = {bf16_lo(raw.q[i].x), bf16_hi(raw.q[i].x), bf16_lo(raw.q[i].y), bf16_hi(raw.q[i].y)};
+      float kp[4], qp[4];
+      unpark(lane_place(Slot::kKeyQuery, 8192, r), kp), unpark(lane_place(Slot::kKeyQuery, 8192, 32 + r), qp);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         run[c] += g[i][c];
@@ -342,24 +381,6 @@ struct ChunkPrep {
       }
       store_state_factors(r, kp, qp);
     }
-    float tail[4] = {after.x, after.y, after.z, after.w};
-#pragma unroll
-    for (int i = 7; i >= 0; --i) {
-      const int r = w * 8 + i;
-      const float rk = -__shfl_sync(~0u, inverse_norm, i);
-      float kr[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        kr[c] *= rk * exp2_approx(tail[c]);
-        tail[c] += g[i][c];
-      }
-      if (w < 2) {
-        st_shared_v2(lane_place(Prep::kCornerKeys, 2048, r), pack_bf16(kr[0], kr[1]), pack_bf16(kr[2], kr[3]));
-#pragma unroll
-        for (int c = 0; c < 4; ++c) kr[c] *= e_second[c];
-      }
-      st_shared_v2(lane_place(Prep::kUpdateKeys, 4096, r), pack_f16(kr[0], kr[1]), pack_f16(kr[2], kr[3]));
-    }
   }
   __device__ __forceinline__ void store_state_factors(int r, const float (&kp)[4], const float (&qp)[4]) const {
     st_shared_v2(lane_place(Slot::kKeyQuery, 8192, r), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
@@ -372,23 +393,13 @@ struct ChunkPrep {
 
   // Exact path: the two diagonal blocks of -L and M by ordered products of the tokens' decays, fp32. Row i walks back
   // over j with the running product of e_(j+1) .. e_i: nothing overflows, nothing is divided.
-  __device__ __forceinline__ void pair_products(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
-                                                float inverse_norm) const {
+  __device__ __forceinline__ void pair_products(const float (&g)[8][4], float inverse_norm) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int r = w * 8 + i;
-      st_shared_v4(base + Prep::kExactDecay + r * 512 + l * 16,
+    for (int i = 0; i < 8; ++i)
+      st_shared_v4(base + Prep::kExactDecay + (w * 8 + i) * 512 + l * 16,
                    make_float4(exp2_approx(g[i][0]), exp2_approx(g[i][1]), exp2_approx(g[i][2]), exp2_approx(g[i][3])));
-      st_shared_v2(base + Prep::kExactKeys + r * 256 + l * 8, raw.k[i].x, raw.k[i].y);
-      st_shared_v2(base + Prep::kExactQueries + r * 256 + l * 8, raw.q[i].x, raw.q[i].y);
-    }
     if (l < 16) st_shared(base + Prep::kNorms + (w * 8 + (l & 7)) * 4 + (l & 8) * 16, inverse_norm);
     sync();
-    const auto row = [&](int at, int r, float(&x)[4]) {
-      const float2 v = ld_shared_v2(base + at + r * 256 + l * 8);
-      const uint32_t a = __float_as_uint(v.x), b = __float_as_uint(v.y);
-      x[0] = bf16_lo(a), x[1] = bf16_hi(a), x[2] = bf16_lo(b), x[3] = bf16_hi(b);
-    };
 #pragma unroll 1
     for (int n = 0; n < 8; ++n) {  // four rows of each block a warp, long and short ones
       const int block = n >> 2, m = n & 3,
@@ -398,11 +409,11 @@ struct ChunkPrep {
                              : 15 - w,
                 ri = block * 16 + i;
       float ki[4], qi[4], decay[4] = {1, 1, 1, 1}, low = 0, mix = 0;
-      row(Prep::kExactKeys, ri, ki), row(Prep::kExactQueries, ri, qi);
+      unpark(lane_place(Slot::kKeyQuery, 8192, ri), ki), unpark(lane_place(Slot::kKeyQuery, 8192, 32 + ri), qi);
 #pragma unroll 1
       for (int j = i; j >= 0; --j) {
         float kj[4], a = 0, b = 0;
-        row(Prep::kExactKeys, block * 16 + j, kj);
+        unpark(lane_place(Slot::kKeyQuery, 8192, block * 16 + j), kj);
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const float x = decay[c] * kj[c];

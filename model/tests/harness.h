@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
@@ -36,12 +37,23 @@ struct PrefillRow {
   std::vector<Checkpoint64> checkpoints = {};
 };
 
+// The instruction set that KADENCE_TEST_ISA names, for matrix products too; the machine's best one without it.
+inline device::Isa test_isa() {
+  static const device::Isa isa = [] {
+    const char* name = std::getenv("KADENCE_TEST_ISA");
+    const device::Isa wanted = device::resolve_isa(device::parse_isa(name ? name : "auto"));
+    ops::set_gemm_isa(wanted);
+    return wanted;
+  }();
+  return isa;
+}
+
 class Harness {
  public:
   static constexpr int kSlots = 12, kPageSize = 64;
 
   Harness(const std::filesystem::path& dir, int threads, ForwardOptions options = small_options(), int64_t pages = 64)
-      : stream_(device::Stream::cpu(threads)),
+      : stream_(device::Stream::cpu(threads, test_isa())),
         model_(load_model(dir, {}, stream_)),
         shape_(cache_shape(model_->config())) {
     model_->prepare(options, stream_);

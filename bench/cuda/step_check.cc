@@ -14,6 +14,7 @@
 #include "ops/cuda/sm90/step_decode/config.h"
 #include "ops/testing/compare.h"
 #include "ops/testing/kda_batch.h"
+#include "ops/testing/kda_conformance.h"
 #include "ops/testing/kda_oracle.h"
 
 namespace kadence::bench {
@@ -327,6 +328,37 @@ void check_verify(Report& report, device::Stream& stream, bool small) {
   report.note("verify: " + std::to_string(bit_equal) + " nodes bit-equal to the step sequence along their path");
 }
 
+// The conformance table on the portable backend. Its arithmetic is fp32 throughout, so where nothing is stored in fewer
+// bits the error is held to 2e-5 as well.
+void check_portable_extend(Report& report, device::Stream& stream, bool small) {
+  KdaLimits limits;
+  limits.K = limits.V = {64, 128, 256};
+  limits.equal_kv = true;
+  limits.fp32 = false;
+  std::vector<KdaCase> cases;
+  const auto take = [&](const std::vector<KdaCase>& from, size_t step) {
+    for (size_t i = 0; i < from.size(); i += step) cases.push_back(from[i]);
+  };
+  take(pairwise_cases(limits), small ? 16 : 1);
+  if (!small) {
+    limits.K = limits.V = {128};
+    take(family_cases(limits), 1);
+    take(length_cases(limits), 1);
+  }
+  Measured worst;
+  for (const KdaCase& c : cases) {
+    Measured m;
+    for (const std::string& fault : check_case(stream, "sm80", c, limits, &m))
+      report.expect(false, "portable extend " + c.name + ": " + fault);
+    if (c.problem.io == F32) worst.out = std::max(worst.out, m.out);
+    if (c.problem.state_out == F32) worst.state = std::max(worst.state, m.state);
+    report.expect(worst.out <= 2e-5 && worst.state <= 2e-5,
+                  "portable extend " + c.name + ": fp32 out " + number(m.out) + ", fp32 state " + number(m.state));
+  }
+  report.note("portable extend: " + std::to_string(cases.size()) + " cases, worst relative error, fp32 out " +
+              number(worst.out) + ", fp32 state " + number(worst.state));
+}
+
 }  // namespace
 }  // namespace kadence::bench
 
@@ -350,6 +382,7 @@ int main(int argc, char** argv) {
   };
   group("step", [&] { check_steps(report, stream, small); });
   group("verify", [&] { check_verify(report, stream, small); });
+  group("portable", [&] { check_portable_extend(report, stream, small); });
   group("fused", [&] { check_fused(report, stream, small); });
   group("conv", [&] { check_conv(report, stream, small); });
   group("copy", [&] { check_copies(report, stream, small); });

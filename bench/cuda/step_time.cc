@@ -1,9 +1,10 @@
 // Times step, fused step, verify and commit in CUDA graphs beside a device copy of the same bytes, in one run.
-// `step_time [out.jsonl] [sweep]`; with `sweep` every launch shape is timed, else the plan's choice.
+// `step_time [out.jsonl] [sweep]`; with `sweep` every launch shape is timed, else the plan's choice;
+// `profile` launches a few kernels without graphs, for ncu.
 //
 // Each graph holds launches over enough distinct sets of slots that no state is still in the L2 when its turn comes
-// round; the figure is the median over replays of the time per launch. The copy moves half a state's bytes from one
-// place to another for every launch, so that it reads and writes as much as a step does.
+// round; the figure is the median over replays of the time per launch. The copy moves a set's states to another set's
+// place, so that it reads and writes as much as a step does.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -32,10 +33,16 @@ constexpr int K = 128;
 struct Bench {
   device::Stream stream = device::Stream::cuda(0);
   FILE* json = nullptr;
+  bool profile = false;  // plain launches instead of graphs, for ncu
   cudaStream_t native() { return static_cast<cudaStream_t>(stream.native()); }
 
   // Median microseconds per launch of a graph of `launches` calls of f(i).
   double time(int launches, const std::function<void(int)>& f, int replays = 15) {
+    if (profile) {
+      for (int i = 0; i < 3; ++i) f(i);
+      stream.synchronize();
+      return 1;
+    }
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     check(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), "capture");
@@ -106,7 +113,7 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
   const int heads = s.N * s.H;
   const size_t head_bytes = K * K * base::size_of(state), set_bytes = head_bytes * static_cast<size_t>(heads);
   const int sets =
-      static_cast<int>(std::max<size_t>(1, std::min<size_t>(512, ((size_t{400} << 20) + set_bytes - 1) / set_bytes)));
+      static_cast<int>(std::max<size_t>(2, std::min<size_t>(512, ((size_t{400} << 20) + set_bytes - 1) / set_bytes)));
   const int launches = std::max(sets, 6);
   const int64_t n = int64_t{s.H} * K * K;
   const int channels = 3 * s.H * K, D = 8;
@@ -146,16 +153,11 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
   p.conv = io;
   p.bounds = {s.N, s.N, 0};
 
-  // Half of a set's bytes to the other half: as many bytes read and written as a step's.
+  // A set's bytes to another set's place: as many bytes read and written as by a step.
   const double copy = b.time(launches, [&](int i) {
     const size_t at = static_cast<size_t>(i % sets) * set_bytes,
                  next = static_cast<size_t>((i + sets / 2) % sets) * set_bytes;
-    if (sets > 1) {
-      check(cudaMemcpyAsync(pool + next, pool + at, set_bytes, cudaMemcpyDeviceToDevice, b.native()), "copy");
-    } else {
-      check(cudaMemcpyAsync(pool + set_bytes / 2, pool, set_bytes / 2, cudaMemcpyDeviceToDevice, b.native()), "copy");
-      check(cudaMemcpyAsync(pool, pool + set_bytes / 2, set_bytes / 2, cudaMemcpyDeviceToDevice, b.native()), "copy");
-    }
+    check(cudaMemcpyAsync(pool + next, pool + at, set_bytes, cudaMemcpyDeviceToDevice, b.native()), "copy");
   });
   auto line = [&](const std::string& what, double us, double relative_to) {
     if (b.json)
@@ -188,14 +190,18 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
   std::string shapes;
   if (sweep) {
     for (int its : {1, 2, 4}) {
-      const double t = step_with(p, sm90::encode({its, sm90::StepFusion::kNone}), workspace);
+      const double t = step_with(p, sm90::encode({its, 4, sm90::StepFusion::kNone}), workspace);
       line("step x" + std::to_string(its), t, copy);
-      const double f = step_with(pf, sm90::encode({its, sm90::StepFusion::kOneLaunch}), workspace);
+      const double f = step_with(pf, sm90::encode({its, 4, sm90::StepFusion::kOneLaunch}), workspace);
       line("fused x" + std::to_string(its), f, copy);
       std::snprintf(text, sizeof text, " | x%d %6.1f f %6.1f", its, t, f);
       shapes += text;
     }
-    const double three = step_with(pf, sm90::encode({4, sm90::StepFusion::kThreeLaunches}), workspace);
+    const double wide = step_with(pf, sm90::encode({4, 8, sm90::StepFusion::kOneLaunch}), workspace);
+    line("fused x4 wide", wide, copy);
+    std::snprintf(text, sizeof text, " | wide %6.1f", wide);
+    shapes += text;
+    const double three = step_with(pf, sm90::encode({4, 4, sm90::StepFusion::kThreeLaunches}), workspace);
     line("fused three launches", three, copy);
     std::snprintf(text, sizeof text, " | three %6.1f", three);
     shapes += text;
@@ -228,11 +234,17 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
   std::string more;
   if (sweep)
     for (int its : {1, 2, 4}) {
-      const double t = verify_with(sm90::encode(sm90::VerifyChoice{its, 4, true}));
+      const double t = verify_with(sm90::encode(sm90::VerifyChoice{its, 4, 4, true}));
       line("verify 8 x" + std::to_string(its), t, step);
       std::snprintf(text, sizeof text, " | v x%d %6.1f", its, t);
       more += text;
     }
+  if (sweep) {
+    const double t = verify_with(sm90::encode(sm90::VerifyChoice{4, 8, 4, true}));
+    line("verify 8 x4 wide", t, step);
+    std::snprintf(text, sizeof text, " | v wide %6.1f", t);
+    more += text;
+  }
   KdaCommitArgs c;
   c.rows = s.N, c.n_draft = d_nd, c.parent = d_parent, c.scratch = scratch.data(),
   c.scratch_layer_bytes = plan.scratch_bytes(), c.states = view;
@@ -250,7 +262,7 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
   line("commit node 7", commit7, step), line("commit node 3", commit3, step), line("commit node 0", commit0, step);
   if (sweep)
     for (int its : {1, 2}) {
-      const double t = commit_with(7, sm90::encode(sm90::VerifyChoice{4, its, true}));
+      const double t = commit_with(7, sm90::encode(sm90::VerifyChoice{4, 4, its, true}));
       line("commit node 7 x" + std::to_string(its), t, step);
       std::snprintf(text, sizeof text, " | c x%d %6.1f", its, t);
       more += text;
@@ -277,6 +289,11 @@ int main(int argc, char** argv) {
                                      {32, 32, 50.9},   {1, 64, 0},  {8, 64, 0},      {32, 64, 96.7}, {128, 32, 0},
                                      {256, 12, 135.2}, {64, 64, 0}, {256, 64, 780.1}};
   try {
+    if (argc > 2 && std::strcmp(argv[2], "profile") == 0) {
+      b.profile = true;
+      run_shape(b, {128, 32, 0}, DType::kF32, false, table);
+      return 0;
+    }
     for (const Shape& s : shapes) run_shape(b, s, DType::kF32, sweep, table);
     for (const Shape& s : {Shape{1, 12, 0}, Shape{32, 32, 0}, Shape{128, 32, 0}, Shape{256, 64, 0}})
       run_shape(b, s, DType::kBF16, sweep, table);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ops/cuda/conv1d/core.cuh"
+#include "ops/cuda/conv1d/rows.cuh"
 #include "ops/cuda/sm90/step_core/core.cuh"
 
 namespace kadence::ops::cuda {
@@ -28,11 +29,8 @@ struct ConvExtendParams {
   int32_t channels = 0;
   const float* weight = nullptr;
   const float* bias = nullptr;
-  int64_t tokens = 0;
   int32_t tile = 64, tiles = 0;
-  bool seq_int64 = false;
-  KdaMetadata meta;
-  int32_t max_checkpoints = 0;
+  RowTable table;
   ConvWindows in, out, ckpt;
 };
 
@@ -49,34 +47,6 @@ struct ConvRows {
   int32_t reason[kConvThreads];       // KdaRowStatus
 };
 
-__device__ __forceinline__ int64_t seq_at(const ConvExtendParams& p, int64_t i) {
-  return p.seq_int64 ? static_cast<const int64_t*>(p.meta.seq_begin)[i]
-                     : static_cast<const int32_t*>(p.meta.seq_begin)[i];
-}
-
-__device__ __forceinline__ bool bad_depth(const ConvExtendParams& p, int32_t m, int32_t first, int64_t length) {
-  const int64_t depth = p.meta.ckpt_depth[m];
-  const int32_t slot = p.meta.ckpt_slot[m];
-  return depth <= 0 || depth % kChunkTokens != 0 || depth > length || slot < -1 || slot >= p.ckpt.slots ||
-         (m > first && p.meta.ckpt_depth[m - 1] >= depth);
-}
-
-// Whether the offsets, slots and checkpoints of row i are right; serial. `covered` = end of the last good row before.
-__device__ inline KdaRowStatus judge_row(const ConvExtendParams& p, int64_t i, int32_t checkpoints, int64_t covered) {
-  const int64_t begin = seq_at(p, i), end = seq_at(p, i + 1);
-  if (begin < covered || end < begin || end > p.tokens) return KdaRowStatus::kBadOffsets;
-  const int32_t in = p.meta.state_in[i], out = p.meta.state_out[i];
-  if (in < -1 || in >= p.in.slots) return KdaRowStatus::kBadStateIn;
-  if (out < -1 || out >= p.out.slots) return KdaRowStatus::kBadStateOut;
-  if (p.meta.ckpt_begin) {
-    const int32_t c0 = p.meta.ckpt_begin[i], c1 = p.meta.ckpt_begin[i + 1];
-    if (c0 < 0 || c1 < c0 || c1 > checkpoints) return KdaRowStatus::kBadCheckpoint;
-    for (int32_t m = c0; m < c1; ++m)
-      if (bad_depth(p, m, c0, end - begin)) return KdaRowStatus::kBadCheckpoint;
-  }
-  return KdaRowStatus::kOk;
-}
-
 // Loads and checks rows [first, first + 128) of `rows`. Ends with a barrier. `disorder`: some offsets are bad, and
 // then a row counts only if it starts at or after the end of the good rows before it: a serial walk, for wrong input
 // only.
@@ -85,38 +55,35 @@ __device__ inline void load_rows(const ConvExtendParams& p, int64_t rows, int64_
   const int tid = threadIdx.x;
   const int64_t i = first + tid;
   const bool same_memory = p.ckpt.base == p.in.base;
-  int32_t checkpoints = 0;
-  if (p.meta.ckpt_begin) {
-    checkpoints = p.meta.ckpt_begin[rows];
-    if (checkpoints > p.max_checkpoints) checkpoints = p.max_checkpoints;
-  }
+  const int32_t checkpoints = checkpoint_count(p.table, rows);
   __syncthreads();
   if (i < rows) {
-    const int64_t begin = seq_at(p, i), end = seq_at(p, i + 1);
-    const bool ordered = begin >= 0 && end >= begin && end <= p.tokens;
+    const int64_t begin = seq_at(p.table, i), end = seq_at(p.table, i + 1);
+    const bool ordered = begin >= 0 && end >= begin && end <= p.table.tokens;
     int32_t reason = static_cast<int32_t>(ordered ? KdaRowStatus::kOk : KdaRowStatus::kBadOffsets);
     s.begin[tid] = ordered ? begin : -1, s.end[tid] = ordered ? end : -1;  // -1, -1: over before any token
-    const int32_t in = p.meta.state_in[i], out = p.meta.state_out[i];
+    const int32_t in = p.table.meta.state_in[i], out = p.table.meta.state_out[i];
     s.in[tid] = in, s.out[tid] = out;
     if (!reason && (in < -1 || in >= p.in.slots)) reason = static_cast<int32_t>(KdaRowStatus::kBadStateIn);
     if (!reason && (out < -1 || out >= p.out.slots)) reason = static_cast<int32_t>(KdaRowStatus::kBadStateOut);
     int32_t c0 = 0, c1 = 0, alias = 0;
-    if (p.meta.ckpt_begin) {
-      c0 = p.meta.ckpt_begin[i], c1 = p.meta.ckpt_begin[i + 1];
+    if (p.table.meta.ckpt_begin) {
+      c0 = p.table.meta.ckpt_begin[i], c1 = p.table.meta.ckpt_begin[i + 1];
       if (c0 < 0 || c1 < c0 || c1 > checkpoints) {
         if (!reason) reason = static_cast<int32_t>(KdaRowStatus::kBadCheckpoint);
         c0 = c1 = 0;
       }
       if (c1 - c0 <= kSerial) {
         for (int32_t m = c0; m < c1; ++m) {
-          if (!reason && bad_depth(p, m, c0, end - begin)) reason = static_cast<int32_t>(KdaRowStatus::kBadCheckpoint);
-          if (same_memory && in >= 0 && p.meta.ckpt_slot[m] == in) alias = p.meta.ckpt_depth[m];
+          if (!reason && bad_depth(p.table, m, c0, end - begin))
+            reason = static_cast<int32_t>(KdaRowStatus::kBadCheckpoint);
+          if (same_memory && in >= 0 && p.table.meta.ckpt_slot[m] == in) alias = p.table.meta.ckpt_depth[m];
         }
       }
     }
     s.ckpt_begin[tid] = c0, s.ckpt_end[tid] = c1, s.alias_depth[tid] = alias, s.reason[tid] = reason;
   } else {
-    s.begin[tid] = s.end[tid] = p.tokens;
+    s.begin[tid] = s.end[tid] = p.table.tokens;
     s.in[tid] = s.out[tid] = -1;
     s.ckpt_begin[tid] = s.ckpt_end[tid] = s.alias_depth[tid] = 0;
     s.reason[tid] = static_cast<int32_t>(KdaRowStatus::kOk);
@@ -128,8 +95,9 @@ __device__ inline void load_rows(const ConvExtendParams& p, int64_t rows, int64_
     if (c1 - c0 <= kSerial) continue;
     bool bad = false;
     for (int32_t m = c0 + tid; m < c1; m += kConvThreads) {
-      bad |= bad_depth(p, m, c0, s.end[r] - s.begin[r]);
-      if (same_memory && s.in[r] >= 0 && p.meta.ckpt_slot[m] == s.in[r]) s.alias_depth[r] = p.meta.ckpt_depth[m];
+      bad |= bad_depth(p.table, m, c0, s.end[r] - s.begin[r]);
+      if (same_memory && s.in[r] >= 0 && p.table.meta.ckpt_slot[m] == s.in[r])
+        s.alias_depth[r] = p.table.meta.ckpt_depth[m];
     }
     bad = __syncthreads_or(bad);
     if (bad && tid == 0 && !s.reason[r]) s.reason[r] = static_cast<int32_t>(KdaRowStatus::kBadCheckpoint);
@@ -139,8 +107,8 @@ __device__ inline void load_rows(const ConvExtendParams& p, int64_t rows, int64_
     if (tid == 0) {
       int64_t covered = 0;
       for (int64_t j = 0; j < first + count; ++j) {
-        const KdaRowStatus status = judge_row(p, j, checkpoints, covered);
-        if (status == KdaRowStatus::kOk) covered = seq_at(p, j + 1);
+        const KdaRowStatus status = judge_row(p.table, j, checkpoints, covered);
+        if (status == KdaRowStatus::kOk) covered = seq_at(p.table, j + 1);
         if (j < first) continue;
         s.reason[j - first] = static_cast<int32_t>(status);
         if (status != KdaRowStatus::kOk) s.begin[j - first] = s.end[j - first] = -1;
@@ -157,11 +125,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
   const int tid = threadIdx.x;
   const int32_t channel = (blockIdx.y * kConvThreads + tid) * VEC;
   const bool active = channel < p.channels;
-  int64_t rows = p.meta.rows;
-  if (p.meta.rows_device) {
-    const int64_t actual = *p.meta.rows_device;
-    rows = actual < 0 ? 0 : actual < rows ? actual : rows;
-  }
+  const int64_t rows = row_count(p.table);
   const E* x = static_cast<const E*>(p.x) + channel;
   E* y = static_cast<E*>(p.y) + channel;
   auto window = [&](const ConvWindows& w, int64_t slot, int i) {
@@ -179,8 +143,8 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
   bool disorder = false;
   int before = 0;
   for (int64_t i = tid; i < rows; i += kConvThreads) {
-    const int64_t begin = seq_at(p, i), end = seq_at(p, i + 1);
-    disorder |= begin < 0 || end < begin || end > p.tokens;
+    const int64_t begin = seq_at(p.table, i), end = seq_at(p.table, i + 1);
+    disorder |= begin < 0 || end < begin || end > p.table.tokens;
     before += end <= t0;
   }
   disorder = __syncthreads_or(disorder);
@@ -196,7 +160,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
     first = static_cast<int64_t>(blockIdx.x - p.tiles) * kConvThreads;
     load_rows(p, rows, first, disorder, s);
     if (blockIdx.y == 0 && s.reason[tid])
-      report(p.meta.status, static_cast<int>(first + tid), static_cast<KdaRowStatus>(s.reason[tid]));
+      report(p.table.meta.status, static_cast<int>(first + tid), static_cast<KdaRowStatus>(s.reason[tid]));
     const int count = static_cast<int>(rows - first < kConvThreads ? rows - first : kConvThreads);
     const bool same = p.in.base == p.out.base && p.in.pitch == p.out.pitch;
     for (int r = 0; r < count; ++r) {
@@ -224,7 +188,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
   };
   auto put = [&](int64_t t, const Vec& v) { *reinterpret_cast<Vec*>(y + t * p.y_pitch) = v; };
 
-  const int64_t t1 = t0 + p.tile < p.tokens ? t0 + p.tile : p.tokens;
+  const int64_t t1 = t0 + p.tile < p.table.tokens ? t0 + p.tile : p.table.tokens;
   int64_t t = t0;
   int r = 0;
   load_rows(p, rows, first, disorder, s);
@@ -237,7 +201,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
       continue;
     }
     const bool none = r == kConvThreads || first + r >= rows;
-    const int64_t begin = none ? p.tokens : s.begin[r], end = none ? p.tokens : s.end[r];
+    const int64_t begin = none ? p.table.tokens : s.begin[r], end = none ? p.table.tokens : s.end[r];
     if (begin > t) {
       const int64_t stop = begin < t1 ? begin : t1;
       for (; t < stop; ++t)
@@ -284,7 +248,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
       int32_t hi = c1;
       while (m < hi) {
         const int32_t mid = (m + hi) / 2;
-        if (p.meta.ckpt_depth[mid] > t - begin) {
+        if (p.table.meta.ckpt_depth[mid] > t - begin) {
           hi = mid;
         } else {
           m = mid + 1;
@@ -293,7 +257,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
     }
     while (t < stop) {
       int64_t until = stop;
-      const int32_t depth = m < c1 ? p.meta.ckpt_depth[m] : 0;
+      const int32_t depth = m < c1 ? p.table.meta.ckpt_depth[m] : 0;
       const bool stops_here = depth && begin + depth <= stop;
       if (stops_here) until = begin + depth;
       constexpr int kAhead = 8;
@@ -314,7 +278,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
         w0 = w1, w1 = w2, w2 = v;
       }
       if (stops_here) {
-        const int32_t slot = p.meta.ckpt_slot[m++];
+        const int32_t slot = p.table.meta.ckpt_slot[m++];
         if (slot >= 0 && depth != alias)
           *window(p.ckpt, slot, 0) = w0, *window(p.ckpt, slot, 1) = w1, *window(p.ckpt, slot, 2) = w2;
       }

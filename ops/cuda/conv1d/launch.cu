@@ -95,19 +95,18 @@ void conv1d_extend(const KdaPlan& plan, const Conv1dExtendArgs& args, device::St
   ConvExtendParams p;
   p.x = args.conv.x.data, p.x_pitch = args.conv.x.pitch, p.y = args.conv.y.data, p.y_pitch = args.conv.y.pitch;
   p.channels = args.conv.channels, p.weight = args.conv.weight, p.bias = args.conv.bias;
-  p.tokens = args.tokens;
-  p.seq_int64 = plan.problem().seq_int64;
-  p.meta = args.metadata;
-  p.max_checkpoints = plan.problem().bounds.max_checkpoints;
   p.in = windows(args.window_in), p.out = windows(args.window_out), p.ckpt = windows(args.checkpoints);
+  p.table.meta = args.metadata, p.table.seq_int64 = plan.problem().seq_int64, p.table.tokens = args.tokens;
+  p.table.in_slots = p.in.slots, p.table.out_slots = p.out.slots, p.table.ckpt_slots = p.ckpt.slots;
+  p.table.max_checkpoints = plan.problem().bounds.max_checkpoints;
   Alignment a(args.conv.dtype);
   a.add(p.x, p.x_pitch).add(p.y, p.y_pitch).add(nullptr, p.channels);
   a.add(p.in.base, p.in.pitch).add(p.out.base, p.out.pitch).add(p.ckpt.base, p.ckpt.pitch);
   dispatch(args.conv.dtype, a.vector(), [&]<class E, int VEC>() {
     const unsigned channel_blocks = blocks_for(p.channels, VEC);
-    p.tile = conv_tile_tokens(p.tokens, static_cast<int>(channel_blocks), stream.info().sm_count);
-    p.tiles = static_cast<int32_t>((p.tokens + p.tile - 1) / p.tile);
-    const unsigned row_blocks = static_cast<unsigned>((p.meta.rows + kConvThreads - 1) / kConvThreads);
+    p.tile = conv_tile_tokens(p.table.tokens, static_cast<int>(channel_blocks), stream.info().sm_count);
+    p.tiles = static_cast<int32_t>((p.table.tokens + p.tile - 1) / p.tile);
+    const unsigned row_blocks = static_cast<unsigned>((p.table.meta.rows + kConvThreads - 1) / kConvThreads);
     if (p.tiles + row_blocks == 0) return;
     conv_extend_kernel<E, VEC>
         <<<dim3(static_cast<unsigned>(p.tiles) + row_blocks, channel_blocks), kConvThreads, 0, scope.stream()>>>(p);

@@ -1,4 +1,4 @@
-// Decode on sm_90a: what kSm90Backend (backend.cc) points at for step, verify and commit. The functions have the
+// Decode: what kSm90Backend (backend.cc) points at for step, verify and commit; the portable backend uses it too. The functions have the
 // meaning of the members of KdaBackend (ops/kda_backend.h) of the same name.
 #pragma once
 
@@ -13,7 +13,12 @@ namespace kadence::ops::cuda::sm90 {
 std::vector<std::string> step_misses(const KdaProblem& problem, const device::DeviceInfo& device);
 std::vector<std::string> verify_misses(const KdaProblem& problem, const device::DeviceInfo& device);
 
+// The same without what depends on the architecture; for the portable backend.
+std::vector<std::string> step_problem_misses(const KdaProblem& problem);
+std::vector<std::string> verify_problem_misses(const KdaProblem& problem, const device::DeviceInfo& device);
+
 void plan_step(KdaPlan& plan);
+void plan_portable_step(KdaPlan& plan);  // without clusters
 void plan_verify(KdaPlan& plan);
 
 void run_step(const KdaPlan& plan, const KdaStepArgs& args, device::Stream& stream);

@@ -20,23 +20,34 @@
 
 namespace kadence::ops::cuda {
 
-inline constexpr int kStepWarps = 4;
-inline constexpr int kStepThreads = 32 * kStepWarps;
 inline constexpr unsigned kFullMask = 0xffffffffu;
 
-// -- element types
-// ------------------------------------------------------------------------------------------------------
+// --- element types ---------------------------------------------------------------------------------------------------
 
-template <class E>
-__device__ __forceinline__ float round_to(float x) {
-  return to_float(from_float<E>(x));
-}
-
-__device__ __forceinline__ float load_scalar(const void* base, int64_t i, DType t) {
-  if (t == DType::kF32) return static_cast<const float*>(base)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(base)[i];
-  return t == DType::kBF16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
-}
+// One element of a run-time type, loaded early and converted late: a load that is converted at once makes everything
+// behind it wait for memory.
+struct RawScalar {
+  uint32_t w = 0;
+  __device__ __forceinline__ void load(const void* base, int64_t i, DType t) {
+    if (t == DType::kF32) {
+      w = static_cast<const uint32_t*>(base)[i];
+    } else {
+      w = static_cast<const uint16_t*>(base)[i];
+    }
+  }
+  __device__ __forceinline__ float get(DType t) const {
+    if (t == DType::kF32) return __uint_as_float(w);
+    if (t == DType::kBF16) return __uint_as_float(w << 16);
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(w)));
+  }
+  __device__ __forceinline__ void store(void* base, int64_t i, DType t) const {
+    if (t == DType::kF32) {
+      static_cast<uint32_t*>(base)[i] = w;
+    } else {
+      static_cast<uint16_t*>(base)[i] = static_cast<uint16_t>(w);
+    }
+  }
+};
 __device__ __forceinline__ void store_scalar(void* base, int64_t i, DType t, float x) {
   if (t == DType::kF32) {
     static_cast<float*>(base)[i] = x;
@@ -47,17 +58,32 @@ __device__ __forceinline__ void store_scalar(void* base, int64_t i, DType t, flo
   }
 }
 
-// C consecutive elements of a run-time type, loaded early and converted late: the load does not wait for its use.
+template <class E>
+__device__ __forceinline__ uint32_t pack_two(float x, float y) {
+  if constexpr (std::is_same_v<E, __nv_bfloat16>) return ptx::pack_bf16(x, y);
+  return ptx::pack_f16(x, y);
+}
+// x and y as E holds them.
+template <class E>
+__device__ __forceinline__ void round_two(float& x, float& y) {
+  const uint32_t w = pack_two<E>(x, y);
+  if constexpr (std::is_same_v<E, __nv_bfloat16>) {
+    x = ptx::bf16_lo(w), y = ptx::bf16_hi(w);
+  } else {
+    const __half2 h = *reinterpret_cast<const __half2*>(&w);
+    x = __low2float(h), y = __high2float(h);
+  }
+}
+
+// C consecutive elements of a run-time type, likewise.
 template <int C>
 struct RawChannels {
   uint32_t w[C];
   __device__ __forceinline__ void load(const void* base, int64_t i, DType t) {
     if (t == DType::kF32) {
-      const float* p = static_cast<const float*>(base) + i;
-      load_words<C>(p);
+      load_words<C>(static_cast<const float*>(base) + i);
     } else {
-      const uint16_t* p = static_cast<const uint16_t*>(base) + i;
-      load_words<C / 2>(p);
+      load_words<C / 2>(static_cast<const uint16_t*>(base) + i);
     }
   }
   __device__ __forceinline__ void convert(DType t, float (&x)[C]) const {
@@ -66,7 +92,7 @@ struct RawChannels {
       for (int c = 0; c < C; ++c) x[c] = __uint_as_float(w[c]);
     } else if (t == DType::kBF16) {
 #pragma unroll
-      for (int c = 0; c < C; ++c) x[c] = __uint_as_float(c % 2 ? (w[c / 2] & 0xffff0000u) : (w[c / 2] << 16));
+      for (int c = 0; c < C; ++c) x[c] = c % 2 ? ptx::bf16_hi(w[c / 2]) : ptx::bf16_lo(w[c / 2]);
     } else {
 #pragma unroll
       for (int c = 0; c < C; ++c)
@@ -93,8 +119,7 @@ struct RawChannels {
   }
 };
 
-// -- the state slice of one lane
-// -----------------------------------------------------------------------------------------
+// --- the state slice of one lane -------------------------------------------------------------------------------------
 
 // Chunk width for a pair of state types: 16-byte accesses on both sides if the sizes agree, 8 and 16 otherwise.
 template <class EIn, class EOut>
@@ -122,18 +147,27 @@ struct Slice {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) *reinterpret_cast<Word*>(row + (c * LANES + lane) * W) = w[c];
   }
-  __device__ __forceinline__ float get(int e) const { return to_float(reinterpret_cast<const E*>(&w[e / W])[e % W]); }
-  __device__ __forceinline__ void set(int e, float x) { reinterpret_cast<E*>(&w[e / W])[e % W] = from_float<E>(x); }
+  __device__ __forceinline__ void unpack(float (&s)[16]) const {
+#pragma unroll
+    for (int e = 0; e < 16; ++e) s[e] = to_float(reinterpret_cast<const E*>(&w[e / W])[e % W]);
+  }
+  // Two conversions in one instruction where the type has 16 bits.
+  __device__ __forceinline__ void pack(const float (&s)[16]) {
+    uint32_t* const words = reinterpret_cast<uint32_t*>(w);
+    if constexpr (sizeof(E) == 4) {
+#pragma unroll
+      for (int e = 0; e < 16; ++e) words[e] = __float_as_uint(s[e]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 16; e += 2) words[e / 2] = pack_two<E>(s[e], s[e + 1]);
+    }
+  }
 };
 
-// The 16 values of a vector of K floats in shared memory that belong to `lane`, in the order of Slice.
+// Values 4 * i .. 4 * i + 3 of the 16 that `lane` holds of a vector of K floats in shared memory, in Slice's order.
 template <int W, int LANES>
-__device__ __forceinline__ void read_factor(const float* vec, int lane, float (&x)[16]) {
-#pragma unroll
-  for (int e = 0; e < 16; e += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(vec + ((e / W) * LANES + lane) * W + e % W);
-    x[e] = v.x, x[e + 1] = v.y, x[e + 2] = v.z, x[e + 3] = v.w;
-  }
+__device__ __forceinline__ float4 read_quad(const float* vec, int lane, int i) {
+  return *reinterpret_cast<const float4*>(vec + ((4 * i / W) * LANES + lane) * W + 4 * i % W);
 }
 
 template <int WIDTH>
@@ -143,8 +177,7 @@ __device__ __forceinline__ float reduce_lanes(float x) {
   return x;
 }
 
-// -- one token's factors
-// -------------------------------------------------------------------------------------------------
+// --- one token's factors ---------------------------------------------------------------------------------------------
 
 struct TokenInput {
   const void* data = nullptr;
@@ -161,15 +194,23 @@ struct GateParams {
   bool beta_logits = true, beta_doubled = false, l2norm = true;
 };
 
-__device__ __forceinline__ float sigmoid_f32(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-x))); }
+// ex2 and rcp as the hardware has them, relative error about 2^-22: below what one fp32 rounding of the state costs.
+__device__ __forceinline__ float exp_f32(float x) { return ptx::exp2_approx(__fmul_rn(x, 1.4426950408889634f)); }
+__device__ __forceinline__ float sigmoid_f32(float x) { return ptx::rcp_approx(__fadd_rn(1.0f, exp_f32(-x))); }
+__device__ __forceinline__ float softplus_f32(float x) {
+  if (x >= kSoftplusThreshold) return x;
+  const float e = exp_f32(x);
+  if (e < 0x1p-6f)  // log1p by its series: 1 + e would lose e's low bits
+    return __fmul_rn(e, __fmaf_rn(e, __fmaf_rn(e, __fmaf_rn(e, -0.25f, 1.0f / 3), -0.5f), 1.0f));
+  return __fmul_rn(ptx::log2_approx(__fadd_rn(1.0f, e)), 0.6931471805599453f);
+}
 
 // exp(g) for one channel; a = exp(A_log).
 __device__ __forceinline__ float gate_decay(const GateParams& p, float x, float a, float bias) {
-  if (p.gate == KdaGate::kGivenLogDecay) return expf(x);
+  if (p.gate == KdaGate::kGivenLogDecay) return exp_f32(x);
   x = __fadd_rn(x, bias);
-  if (p.gate == KdaGate::kBounded) return expf(__fmul_rn(p.lower_bound, sigmoid_f32(__fmul_rn(a, x))));
-  const float sp = x >= kSoftplusThreshold ? x : log1pf(expf(x));
-  return expf(-__fmul_rn(a, sp));
+  if (p.gate == KdaGate::kBounded) return exp_f32(__fmul_rn(p.lower_bound, sigmoid_f32(__fmul_rn(a, x))));
+  return exp_f32(-__fmul_rn(a, softplus_f32(x)));
 }
 
 __device__ __forceinline__ float beta_value(const GateParams& p, float x) {
@@ -192,17 +233,45 @@ __device__ __forceinline__ void normalise(const GateParams& p, float scale, floa
   for (int c = 0; c < C; ++c) x[c] = __fmul_rn(x[c], f);
 }
 
-// decay for C channels from `channel` of value head hv.
-template <int C, int K>
-__device__ __forceinline__ void decay_channels(const GateParams& p, int hv, int channel, float (&x)[C]) {
-  const float a = p.A_log && p.gate != KdaGate::kGivenLogDecay ? expf(p.A_log[hv]) : 1.0f;
+// The same for k and q of a token at once, so that the exchanges of both sums overlap.
+template <int C>
+__device__ __forceinline__ void normalise_both(const GateParams& p, float (&k)[C], float (&q)[C]) {
+  float fk = 1.0f, fq = p.scale;
+  if (p.l2norm) {
+    float sk = 0, sq = 0;
 #pragma unroll
-  for (int c = 0; c < C; ++c) {
-    const float bias =
-        p.dt_bias && p.gate != KdaGate::kGivenLogDecay ? p.dt_bias[static_cast<int64_t>(hv) * K + channel + c] : 0.0f;
-    x[c] = gate_decay(p, x[c], a, bias);
+    for (int c = 0; c < C; ++c) sk = __fmaf_rn(k[c], k[c], sk), sq = __fmaf_rn(q[c], q[c], sq);
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+      const float ok = __shfl_xor_sync(kFullMask, sk, m), oq = __shfl_xor_sync(kFullMask, sq, m);
+      sk = __fadd_rn(sk, ok), sq = __fadd_rn(sq, oq);
+    }
+    fk = __fmul_rn(rsqrtf(__fadd_rn(sk, kL2NormEps)), 1.0f);
+    fq = __fmul_rn(rsqrtf(__fadd_rn(sq, kL2NormEps)), p.scale);
   }
+#pragma unroll
+  for (int c = 0; c < C; ++c) k[c] = __fmul_rn(k[c], fk), q[c] = __fmul_rn(q[c], fq);
 }
+
+// The parameters of C channels' gates, loaded before they are needed.
+template <int C>
+struct GateChannels {
+  float a_log = 0, bias[C] = {};
+  __device__ __forceinline__ void load(const GateParams& p, int64_t hv, int K, int channel) {
+    if (p.gate == KdaGate::kGivenLogDecay) return;
+    if (p.A_log) a_log = p.A_log[hv];
+    if (p.dt_bias) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) bias[c] = p.dt_bias[hv * K + channel + c];
+    }
+  }
+  // Gate inputs -> exp(g).
+  __device__ __forceinline__ void apply(const GateParams& p, float (&x)[C]) const {
+    const float a = exp_f32(a_log);
+#pragma unroll
+    for (int c = 0; c < C; ++c) x[c] = gate_decay(p, x[c], a, bias[c]);
+  }
+};
 
 template <int C>
 __device__ __forceinline__ void write_channels(float* dst, const float (&x)[C]) {
@@ -216,39 +285,159 @@ __device__ __forceinline__ void write_channels(float* dst, const float (&x)[C]) 
   }
 }
 
-// -- the recurrence
-// ------------------------------------------------------------------------------------------------------
+// --- the recurrence --------------------------------------------------------------------------------------------------
 
-// k.q, the same in each row's lanes.
-template <int LANES>
-__device__ __forceinline__ float dot_kq(const float (&k)[16], const float (&q)[16]) {
+// k.q of a token from shared memory, in every lane of a row's group.
+template <int W, int LANES>
+__device__ __forceinline__ float dot_kq(const float* k, const float* q, int lane) {
   float s = 0;
 #pragma unroll
-  for (int e = 0; e < 16; ++e) s = __fmaf_rn(k[e], q[e], s);
+  for (int i = 0; i < 4; ++i) {
+    const float4 a = read_quad<W, LANES>(k, lane, i), b = read_quad<W, LANES>(q, lane, i);
+    s = __fmaf_rn(a.w, b.w, __fmaf_rn(a.z, b.z, __fmaf_rn(a.y, b.y, __fmaf_rn(a.x, b.x, s))));
+  }
   return reduce_lanes<LANES>(s);
 }
 
-// s <- s * d, and this lane's part of (s k, s q).
-__device__ __forceinline__ void decay_and_dot(float (&s)[16], const float (&d)[16], const float (&k)[16],
-                                              const float (&q)[16], float& sk, float& sq) {
-  sk = 0, sq = 0;
+__device__ __forceinline__ void decay_and_dot_one(float& s, float d, float k, float q, float& pk, float& pq) {
+  s = __fmul_rn(s, d);
+  pk = __fmaf_rn(s, k, pk);
+  pq = __fmaf_rn(s, q, pq);
+}
+// s <- s * d, and this lane's part of (S k, S q), for ITS rows; d, k, q are vectors in shared memory, read four
+// channels at a time to spare registers.
+template <int W, int LANES, int ITS>
+__device__ __forceinline__ void decay_and_dot(float (&s)[ITS][16], const float* sd, const float* sk, const float* sq,
+                                              int lane, float (&pk)[ITS], float (&pq)[ITS]) {
 #pragma unroll
-  for (int e = 0; e < 16; ++e) {
-    s[e] = __fmul_rn(s[e], d[e]);
-    sk = __fmaf_rn(s[e], k[e], sk);
-    sq = __fmaf_rn(s[e], q[e], sq);
+  for (int it = 0; it < ITS; ++it) pk[it] = pq[it] = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 d = read_quad<W, LANES>(sd, lane, i), k = read_quad<W, LANES>(sk, lane, i),
+                 q = read_quad<W, LANES>(sq, lane, i);
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) {
+      decay_and_dot_one(s[it][4 * i], d.x, k.x, q.x, pk[it], pq[it]);
+      decay_and_dot_one(s[it][4 * i + 1], d.y, k.y, q.y, pk[it], pq[it]);
+      decay_and_dot_one(s[it][4 * i + 2], d.z, k.z, q.z, pk[it], pq[it]);
+      decay_and_dot_one(s[it][4 * i + 3], d.w, k.w, q.w, pk[it], pq[it]);
+    }
   }
 }
+
+// After the sums over a row's lanes each lane has S k of all ITS rows, and one lane of the row's group, the owner of
+// iteration `it`, has S q of that row: the lane that also owns the row's output. A butterfly in which the lanes divide
+// the 2 * ITS values between them takes fewer exchanges than one butterfly a value, and adds the same pairs whatever
+// ITS is.
+template <int ITS, int LANES>
+struct RowSums {
+  static constexpr int kBits = ITS == 4 ? 2 : ITS == 2 ? 1 : 0;
+  static_assert(1 << kBits == ITS && 2 * ITS <= LANES);
+
+  // Where a lane's value ends: bit 0 says S k or S q, the bits above it the iteration, highest first.
+  __device__ __forceinline__ static int iteration(int lane) {
+    return kBits == 2 ? (lane & 2) | (lane >> 2 & 1) : kBits == 1 ? lane >> 1 & 1 : 0;
+  }
+  __device__ __forceinline__ static bool owns(int lane) { return (lane & 1) && lane >> (1 + kBits) == 0; }
+  __device__ __forceinline__ static constexpr int source(int it) {
+    return kBits == 2 ? (it & 2) | (it & 1) << 2 : it << kBits;
+  }
+
+  // pk becomes S k in every lane; the result is S q in the owners.
+  __device__ __forceinline__ static float reduce(float (&pk)[ITS], const float (&pq)[ITS], int lane) {
+    float v[2 * ITS];
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) v[it] = pk[it], v[ITS + it] = pq[it];
+#pragma unroll
+    for (int m = 1; m < LANES; m *= 2) {
+      const int half = ITS / m;  // values a lane keeps after this exchange
+      if (half >= 1) {
+        const bool upper = lane & m;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+          const float keep = upper ? v[i + half] : v[i], give = upper ? v[i] : v[i + half];
+          v[i] = __fadd_rn(keep, __shfl_xor_sync(kFullMask, give, m));
+        }
+      } else {
+        v[0] = __fadd_rn(v[0], __shfl_xor_sync(kFullMask, v[0], m));
+      }
+    }
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) pk[it] = __shfl_sync(kFullMask, v[0], source(it), LANES);
+    return v[0];
+  }
+  // x of this lane's iteration.
+  __device__ __forceinline__ static float own(const float (&x)[ITS], int lane) {
+    float y = x[0];
+#pragma unroll
+    for (int it = 1; it < ITS; ++it)
+      if (iteration(lane) == it) y = x[it];
+    return y;
+  }
+};
+
+// A lane's ITS consecutive values of a vector over rows, in shared memory.
+template <int ITS>
+__device__ __forceinline__ void read_rows(const float* p, float (&x)[ITS]) {
+  if constexpr (ITS == 4) {
+    const float4 v = *reinterpret_cast<const float4*>(p);
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+  } else if constexpr (ITS == 2) {
+    const float2 v = *reinterpret_cast<const float2*>(p);
+    x[0] = v.x, x[1] = v.y;
+  } else {
+    x[0] = p[0];
+  }
+}
+
 __device__ __forceinline__ float delta(float beta, float v, float sk) { return __fmul_rn(beta, __fsub_rn(v, sk)); }
 // Both products are taken on the decayed old state: S q = S_dec q + (k.q) u.
 __device__ __forceinline__ float output(float sq, float kq, float u) { return __fmaf_rn(kq, u, sq); }
-__device__ __forceinline__ void rank_one(float (&s)[16], float u, const float (&k)[16]) {
+// s <- s + u k for ITS rows.
+template <int W, int LANES, int ITS>
+__device__ __forceinline__ void rank_one(float (&s)[ITS][16], const float (&u)[ITS], const float* sk, int lane) {
 #pragma unroll
-  for (int e = 0; e < 16; ++e) s[e] = __fmaf_rn(u, k[e], s[e]);
+  for (int i = 0; i < 4; ++i) {
+    const float4 k = read_quad<W, LANES>(sk, lane, i);
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) {
+      s[it][4 * i] = __fmaf_rn(u[it], k.x, s[it][4 * i]);
+      s[it][4 * i + 1] = __fmaf_rn(u[it], k.y, s[it][4 * i + 1]);
+      s[it][4 * i + 2] = __fmaf_rn(u[it], k.z, s[it][4 * i + 2]);
+      s[it][4 * i + 3] = __fmaf_rn(u[it], k.w, s[it][4 * i + 3]);
+    }
+  }
 }
-__device__ __forceinline__ void replay(float (&s)[16], const float (&d)[16], float u, const float (&k)[16]) {
+// A token again, its u known: s <- s * d + u k.
+template <int W, int LANES, int ITS>
+__device__ __forceinline__ void replay(float (&s)[ITS][16], const float* sd, const float (&u)[ITS], const float* sk,
+                                       int lane) {
 #pragma unroll
-  for (int e = 0; e < 16; ++e) s[e] = __fmaf_rn(u, k[e], __fmul_rn(s[e], d[e]));
+  for (int i = 0; i < 4; ++i) {
+    const float4 d = read_quad<W, LANES>(sd, lane, i), k = read_quad<W, LANES>(sk, lane, i);
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) {
+      s[it][4 * i] = __fmaf_rn(u[it], k.x, __fmul_rn(s[it][4 * i], d.x));
+      s[it][4 * i + 1] = __fmaf_rn(u[it], k.y, __fmul_rn(s[it][4 * i + 1], d.y));
+      s[it][4 * i + 2] = __fmaf_rn(u[it], k.z, __fmul_rn(s[it][4 * i + 2], d.z));
+      s[it][4 * i + 3] = __fmaf_rn(u[it], k.w, __fmul_rn(s[it][4 * i + 3], d.w));
+    }
+  }
+}
+
+// --- launches --------------------------------------------------------------------------------------------------------
+
+// Programmatic dependent launch: the next kernel of the stream may be set up from here on. Nothing that an earlier
+// kernel may still write is read before wait_for_previous().
+__device__ __forceinline__ void let_next_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void report(int32_t* status, int64_t row, KdaRowStatus reason) {

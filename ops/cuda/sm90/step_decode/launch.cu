@@ -28,18 +28,20 @@ __global__ void __launch_bounds__(128)
   for (int c = lane; c < V; c += 32) sum = __fmaf_rn(o[i * V + c], o[i * V + c], sum);
   const float norm = rsqrtf(reduce_lanes<32>(sum) / V + eps);
   for (int c = lane; c < V; c += 32) {
-    const float gate = sigmoid_f32(load_scalar(z.data, n * z.pitch + hv * V + c, z.type));
-    store_scalar(out, at + c, out_type, o[i * V + c] * norm * weight[c] * gate);
+    RawScalar gate;
+    gate.load(z.data, n * z.pitch + hv * V + c, z.type);
+    store_scalar(out, at + c, out_type, o[i * V + c] * norm * weight[c] * sigmoid_f32(gate.get(z.type)));
   }
 }
 
 template <int K, class EIn, class EOut, int ITS>
-void launch(const StepChoice& choice, const StepParams& p, cudaStream_t stream) {
-  if (choice.fusion == StepFusion::kOneLaunch) {
-    launch_step_instance<K, EIn, EOut, ITS, true>(p, stream);
-  } else {
-    launch_step_instance<K, EIn, EOut, ITS, false>(p, stream);
+void launch(const StepChoice& choice, const StepParams& p, const LaunchScope& scope) {
+  const bool fused = choice.fusion == StepFusion::kOneLaunch;
+  if constexpr (K == 128 && ITS == 4) {
+    if (fused && choice.warps == 8) return launch_step_instance<K, EIn, EOut, ITS, 8, true>(p, scope);
   }
+  if (fused) return launch_step_instance<K, EIn, EOut, ITS, 4, true>(p, scope);
+  launch_step_instance<K, EIn, EOut, ITS, 4, false>(p, scope);
 }
 
 [[noreturn]] void no_instance(const KdaProblem& p) {
@@ -49,9 +51,10 @@ void launch(const StepChoice& choice, const StepParams& p, cudaStream_t stream) 
 }
 
 template <class EIn>
-void dispatch_mixed(const KdaProblem& problem, const StepChoice& choice, const StepParams& p, cudaStream_t stream) {
+void dispatch_mixed(const KdaProblem& problem, const StepChoice& choice, const StepParams& p,
+                    const LaunchScope& scope) {
   auto to = [&]<class EOut>(EOut) {
-    if constexpr (!std::is_same_v<EIn, EOut>) launch<128, EIn, EOut, 2>(choice, p, stream);
+    if constexpr (!std::is_same_v<EIn, EOut>) launch<128, EIn, EOut, 2>(choice, p, scope);
   };
   switch (problem.state_out) {
     case DType::kF32:
@@ -66,32 +69,33 @@ void dispatch_mixed(const KdaProblem& problem, const StepChoice& choice, const S
 }
 
 template <class E>
-void dispatch_shape(const KdaProblem& problem, const StepChoice& choice, const StepParams& p, cudaStream_t stream) {
-  if (problem.state_in != problem.state_out) return dispatch_mixed<E>(problem, choice, p, stream);
+void dispatch_shape(const KdaProblem& problem, const StepChoice& choice, const StepParams& p,
+                    const LaunchScope& scope) {
+  if (problem.state_in != problem.state_out) return dispatch_mixed<E>(problem, choice, p, scope);
   switch (problem.K * 16 + choice.iterations) {
     case 64 * 16 + 1:
-      return launch<64, E, E, 1>(choice, p, stream);
+      return launch<64, E, E, 1>(choice, p, scope);
     case 128 * 16 + 1:
-      return launch<128, E, E, 1>(choice, p, stream);
+      return launch<128, E, E, 1>(choice, p, scope);
     case 128 * 16 + 2:
-      return launch<128, E, E, 2>(choice, p, stream);
+      return launch<128, E, E, 2>(choice, p, scope);
     case 128 * 16 + 4:
-      return launch<128, E, E, 4>(choice, p, stream);
+      return launch<128, E, E, 4>(choice, p, scope);
     case 256 * 16 + 4:
-      return launch<256, E, E, 4>(choice, p, stream);
+      return launch<256, E, E, 4>(choice, p, scope);
     default:
       no_instance(problem);
   }
 }
 
-void dispatch(const KdaProblem& problem, const StepChoice& choice, const StepParams& p, cudaStream_t stream) {
+void dispatch(const KdaProblem& problem, const StepChoice& choice, const StepParams& p, const LaunchScope& scope) {
   switch (problem.state_in) {
     case DType::kF32:
-      return dispatch_shape<float>(problem, choice, p, stream);
+      return dispatch_shape<float>(problem, choice, p, scope);
     case DType::kBF16:
-      return dispatch_shape<__nv_bfloat16>(problem, choice, p, stream);
+      return dispatch_shape<__nv_bfloat16>(problem, choice, p, scope);
     case DType::kF16:
-      return dispatch_shape<__half>(problem, choice, p, stream);
+      return dispatch_shape<__half>(problem, choice, p, scope);
     default:
       no_instance(problem);
   }
@@ -121,7 +125,7 @@ void run_step(const KdaPlan& plan, const KdaStepArgs& args, device::Stream& stre
   p.in_pitch = args.state_in.slot_pitch, p.out_pitch = args.state_out.slot_pitch;
   p.in_slots = args.state_in.slots, p.out_slots = args.state_out.slots;
   p.status = args.status;
-  if (choice.fusion == StepFusion::kNone) return dispatch(problem, choice, p, scope.stream());
+  if (choice.fusion == StepFusion::kNone) return dispatch(problem, choice, p, scope);
 
   const KdaFusedStep& f = args.fused;
   p.z = token_input(f.z, problem.io);
@@ -130,7 +134,7 @@ void run_step(const KdaPlan& plan, const KdaStepArgs& args, device::Stream& stre
     p.conv_weight = f.conv_weight, p.conv_bias = f.conv_bias;
     p.windows = f.windows.base, p.window_pitch = f.windows.slot_pitch, p.window_slots = f.windows.slots;
     p.norm_weight = f.norm_weight, p.eps = f.eps;
-    return dispatch(problem, choice, p, scope.stream());
+    return dispatch(problem, choice, p, scope);
   }
 
   // Convolution, step, norm: fp32 in between, so nothing is rounded that the one-launch form does not round.
@@ -154,7 +158,7 @@ void run_step(const KdaPlan& plan, const KdaStepArgs& args, device::Stream& stre
   p.k = {y + key_channels, channels, DType::kF32};
   p.v = {y + 2 * key_channels, channels, DType::kF32};
   p.out = o, p.out_token_pitch = static_cast<int64_t>(problem.HV) * problem.V, p.out_type = DType::kF32;
-  dispatch(problem, choice, p, scope.stream());
+  dispatch(problem, choice, p, scope);
 
   const int64_t heads = static_cast<int64_t>(args.rows) * problem.HV;
   gated_norm_kernel<<<static_cast<unsigned>((heads + 3) / 4), 128, 0, scope.stream()>>>(

@@ -8,25 +8,19 @@
 
 namespace kadence::ops::cuda::sm90 {
 
-template <int K, class EIn, class EOut, int ITS, bool FUSED>
-void launch_step_instance(const StepParams& p, cudaStream_t stream) {
-  constexpr int splits = step_splits(K, K, ITS);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = rows_grid(static_cast<unsigned>(p.HV * splits), p.rows);
-  config.blockDim = dim3(kStepThreads);
-  config.stream = stream;
-  cudaLaunchAttribute cluster[1];
-  if constexpr (FUSED) {
-    cluster[0].id = cudaLaunchAttributeClusterDimension;
-    cluster[0].val.clusterDim = {static_cast<unsigned>(splits * (p.HV / p.H)), 1, 1};
-    config.attrs = cluster;
-    config.numAttrs = 1;
-  }
-  check(cudaLaunchKernelEx(&config, step_kernel<K, EIn, EOut, ITS, FUSED>, p), "step kernel launch");
+template <int K, class EIn, class EOut, int ITS, int WARPS, bool FUSED>
+void launch_step_instance(const StepParams& p, const LaunchScope& scope) {
+  constexpr int splits = step_splits(K, K, ITS, WARPS);
+  Launch launch(rows_grid(static_cast<unsigned>(p.HV * splits), p.rows), 32 * WARPS, 0, scope);
+  const int cluster = splits * (p.HV / p.H);
+  if (FUSED && cluster > 1) launch.cluster(static_cast<unsigned>(cluster));
+  launch(step_kernel<K, EIn, EOut, ITS, WARPS, FUSED>, "step kernel launch", p);
 }
 
-#define KADENCE_STEP_INSTANCE(K, EIN, EOUT, ITS)                                                 \
-  template void launch_step_instance<K, EIN, EOUT, ITS, false>(const StepParams&, cudaStream_t); \
-  template void launch_step_instance<K, EIN, EOUT, ITS, true>(const StepParams&, cudaStream_t);
+#define KADENCE_STEP_INSTANCE(K, EIN, EOUT, ITS)                                                          \
+  template void launch_step_instance<K, EIN, EOUT, ITS, 4, false>(const StepParams&, const LaunchScope&); \
+  template void launch_step_instance<K, EIN, EOUT, ITS, 4, true>(const StepParams&, const LaunchScope&);
+#define KADENCE_STEP_WIDE_INSTANCE(K, EIN, EOUT, ITS) \
+  template void launch_step_instance<K, EIN, EOUT, ITS, 8, true>(const StepParams&, const LaunchScope&);
 
 }  // namespace kadence::ops::cuda::sm90

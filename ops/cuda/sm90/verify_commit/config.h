@@ -19,8 +19,9 @@ struct ScratchLayout {
 
 struct VerifyChoice {
   int verify_iterations = 4;  // as StepChoice::iterations
-  int commit_iterations = 4;
-  bool round_states = true;  // states of 16 bits: round after every node, as the step sequence does
+  int verify_warps = 4;
+  int commit_iterations = 4;  // four warps
+  bool round_states = true;   // states of 16 bits: round after every node, as the step sequence does
 };
 
 VerifyChoice choose_verify(const KdaProblem& problem, const KdaOptions& options, int sm_count);
@@ -29,7 +30,7 @@ VerifyChoice decode_verify_choice(int32_t variant);
 
 // Shared memory of one CTA.
 constexpr size_t verify_shared_bytes(int K, int rows_per_cta, int D) {
-  return sizeof(float) * (static_cast<size_t>(D) * (3 * K + 2 * rows_per_cta) + 2 * static_cast<size_t>(D));
+  return sizeof(float) * (static_cast<size_t>(D) * (3 * K + 2 * rows_per_cta) + 5 * static_cast<size_t>(D));
 }
 
 }  // namespace kadence::ops::cuda::sm90

@@ -28,21 +28,50 @@ struct VerifyParams {
   int32_t* status = nullptr;
 };
 
-template <int K, class E, int ITS>
+template <int K, class E, int ITS, int WARPS>
 struct VerifyShape {
   static constexpr int V = K, W = kChunkWidth<E, E>;
   static constexpr int LANES = Lanes<K>::kLanes, GROUPS = Lanes<K>::kGroups, C = Lanes<K>::kPerLane;
-  static constexpr int WARP_ROWS = ITS * GROUPS, ROWS = kStepWarps * WARP_ROWS, SPLITS = V / ROWS;
-  static_assert(V % ROWS == 0 && ITS <= LANES && ROWS <= kStepThreads);
+  static constexpr int THREADS = 32 * WARPS, WARP_ROWS = ITS * GROUPS, ROWS = WARPS * WARP_ROWS, SPLITS = V / ROWS;
+  static_assert(V % ROWS == 0);
   using State = Slice<E, W, LANES>;
+  using Sums = RowSums<ITS, LANES>;
 };
 
-template <class E>
-__device__ __forceinline__ void round_state(float (&s)[16], bool on) {
+// One warp's rows of a state on their way in. fp32 values go to the registers that they are used in; 16-bit ones wait
+// as loaded, because their conversion would wait for them.
+template <class Shape, class E, int ITS>
+struct StateLoad {
+  typename Shape::State raw[sizeof(E) == 2 ? ITS : 1];
+  __device__ __forceinline__ void issue(const E* src, int slice, float (&s)[ITS][16]) {
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) {
+      if constexpr (sizeof(E) == 2) {
+        raw[it].load(src + it * Shape::V, slice);
+      } else {
+        typename Shape::State direct;
+        direct.load(src + it * Shape::V, slice);
+        direct.unpack(s[it]);
+      }
+    }
+  }
+  __device__ __forceinline__ void arrive(float (&s)[ITS][16]) const {
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int it = 0; it < ITS; ++it) raw[it].unpack(s[it]);
+    }
+  }
+};
+
+// States of 16 bits: what a step would have stored and read again.
+template <class E, int ITS>
+__device__ __forceinline__ void round_states(float (&s)[ITS][16], bool on) {
   if constexpr (sizeof(E) == 2) {
     if (on) {
 #pragma unroll
-      for (int e = 0; e < 16; ++e) s[e] = round_to<E>(s[e]);
+      for (int it = 0; it < ITS; ++it)
+#pragma unroll
+        for (int e = 0; e < 16; e += 2) round_two<E>(s[it][e], s[it][e + 1]);
     }
   }
 }
@@ -56,13 +85,15 @@ __device__ __forceinline__ int path_length(const int* parents, int drafts, int n
   return depth;
 }
 
-template <int K, class E, int ITS>
-__global__ void __launch_bounds__(kStepThreads) verify_kernel(const __grid_constant__ VerifyParams p) {
-  using Shape = VerifyShape<K, E, ITS>;
+template <int K, class E, int ITS, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, ITS == 4 ? 16 / WARPS : 1)
+    verify_kernel(const __grid_constant__ VerifyParams p) {
+  using Shape = VerifyShape<K, E, ITS, WARPS>;
+  using Sums = typename Shape::Sums;
   constexpr int V = Shape::V, W = Shape::W, LANES = Shape::LANES, GROUPS = Shape::GROUPS, C = Shape::C;
-  constexpr int WARP_ROWS = Shape::WARP_ROWS, ROWS = Shape::ROWS, SPLITS = Shape::SPLITS;
+  constexpr int THREADS = Shape::THREADS, WARP_ROWS = Shape::WARP_ROWS, ROWS = Shape::ROWS, SPLITS = Shape::SPLITS;
   extern __shared__ __align__(16) float shared[];
-  __shared__ uint8_t paths[kStepWarps][kMaxDraftTokens];
+  __shared__ uint8_t paths[WARPS][kMaxDraftTokens];
   __shared__ bool rooted[kMaxDraftTokens];
   const int D = p.D;
   float* const sk = shared;  // [D,K]
@@ -70,8 +101,8 @@ __global__ void __launch_bounds__(kStepThreads) verify_kernel(const __grid_const
   float* const sd = sq + D * K;
   float* const sv = sd + D * K;  // [D,ROWS]
   float* const su = sv + D * ROWS;
-  float* const sbeta = su + D * ROWS;  // [D]
-  int* const sparent = reinterpret_cast<int*>(sbeta + D);
+  float4* const snode = reinterpret_cast<float4*>(su + D * ROWS);  // [D]: beta, k.q, parent as bits, unused
+  int* const sparent = reinterpret_cast<int*>(snode + D);          // [D]
 
   const int split = blockIdx.x % SPLITS, hv = blockIdx.x / SPLITS;
   const int64_t n = blockIdx.y + static_cast<int64_t>(blockIdx.z) * gridDim.y;
@@ -80,143 +111,133 @@ __global__ void __launch_bounds__(kStepThreads) verify_kernel(const __grid_const
   const int per_head = p.HV / p.H, h = hv / per_head;
   const int row0 = split * ROWS + warp * WARP_ROWS;
   const int64_t token0 = n * D;
+  wait_for_previous();
 
+  // The first inputs go out before it is known how many of the nodes count; every token of the row may be read.
+  RawChannels<C> rk, rq, rd;
+  const auto load_inputs = [&](int node) {
+    const int64_t t = token0 + node;
+    rk.load(p.k.data, t * p.k.pitch + static_cast<int64_t>(h) * K + lane * C, p.k.type);
+    rq.load(p.q.data, t * p.q.pitch + static_cast<int64_t>(h) * K + lane * C, p.q.type);
+    rd.load(p.decay.data, t * p.decay.pitch + static_cast<int64_t>(hv) * K + lane * C, p.decay.type);
+  };
   const int slot = p.slot_in[n], drafts = p.n_draft[n];
+  int parent = -1;
+  if (tid < D) parent = p.parent[token0 + tid];
+  if (warp < D) load_inputs(warp);
+  GateChannels<C> gate;
+  gate.load(p.gate, hv, K, lane * C);
+  // v, four rows at a time: the first D * ROWS / 4 that the CTA has threads for now, more of them later.
+  const auto load_v = [&](int i) {
+    RawChannels<4> x;
+    x.load(p.v.data, (token0 + 4 * i / ROWS) * p.v.pitch + static_cast<int64_t>(hv) * V + split * ROWS + 4 * i % ROWS,
+           p.v.type);
+    return x;
+  };
+  RawChannels<4> v;
+  RawScalar beta_raw;
+  if (4 * tid < D * ROWS) v = load_v(tid);
+  if (tid < D) beta_raw.load(p.beta.data, (token0 + tid) * p.beta.pitch + hv, p.beta.type);
   const bool bad_slot = slot < -1 || slot >= p.slots, bad_count = drafts < 0 || drafts > D;
   const bool live = slot != -1 && !bad_slot && !bad_count;
-  const E* const src = static_cast<const E*>(p.state) + (live ? slot : 0) * p.pitch + static_cast<int64_t>(hv) * V * K +
-                       static_cast<int64_t>(row0 + group) * K;
-  typename Shape::State first[ITS];
-  if (live) {
-#pragma unroll
-    for (int it = 0; it < ITS; ++it) first[it].load(src + it * GROUPS * K, slice);
-  }
-  bool bad_parent = false;
-  for (int d = tid; d < D; d += kStepThreads) {
-    const int parent = p.parent[n * D + d];
-    sparent[d] = parent;
-    bad_parent |= live && d < drafts && (parent < -1 || parent >= d);
-  }
-  bad_parent = __syncthreads_or(bad_parent);
   const int nodes = live ? drafts : 0;
-  if (bad_parent && tid < nodes) rooted[tid] = path_length(sparent, nodes, tid) > 0;
+  const E* const src = static_cast<const E*>(p.state) + (live ? slot : 0) * p.pitch + static_cast<int64_t>(hv) * V * K +
+                       static_cast<int64_t>(row0 + group * ITS) * K;
+  float s[ITS][16];
+  StateLoad<Shape, E, ITS> load;
+  if (live) load.issue(src, slice, s);
+
+  // Factors of all nodes, one node per warp at a time.
+  float* const scratch = p.scratch + token0 * p.layout.record;
+#pragma unroll 1
+  for (int d = warp; d < nodes; d += WARPS) {
+    float xk[C], xq[C], xd[C];
+    rk.convert(p.k.type, xk);
+    rq.convert(p.q.type, xq);
+    rd.convert(p.decay.type, xd);
+    if (d + WARPS < nodes) load_inputs(d + WARPS);
+    float* const record = scratch + d * p.layout.record;
+    normalise_both(p.gate, xk, xq);
+    write_channels(sk + d * K + lane * C, xk);
+    write_channels(sq + d * K + lane * C, xq);
+    gate.apply(p.gate, xd);
+    write_channels(sd + d * K + lane * C, xd);
+    if (split == 0) {
+      write_channels(record + p.layout.decay_at + static_cast<int64_t>(hv) * K + lane * C, xd);
+      if (hv % per_head == 0) write_channels(record + static_cast<int64_t>(h) * K + lane * C, xk);
+    }
+    __syncwarp();
+    const float kq = dot_kq<W, LANES>(sk + d * K, sq + d * K, slice);
+    if (lane == 0) snode[d].y = kq;
+  }
+  const auto put_v = [&](int i, const RawChannels<4>& raw) {
+    float x[4];
+    raw.convert(p.v.type, x);
+    write_channels(sv + 4 * i, x);
+  };
+  if (4 * tid < D * ROWS) put_v(tid, v);
+  for (int i = tid + THREADS; 4 * i < nodes * ROWS; i += THREADS) put_v(i, load_v(i));
+  if (tid < D) snode[tid].x = beta_value(p.gate, beta_raw.get(p.beta.type)), snode[tid].z = __int_as_float(parent);
+  if (tid < D) sparent[tid] = parent;
+  let_next_launch();
+  const bool bad_parent = __syncthreads_or(tid < nodes && (parent < -1 || parent >= tid));
   if (tid == 0 && (bad_slot || (slot != -1 && bad_count) || bad_parent))
     report(p.status, n, bad_slot ? KdaRowStatus::kBadStateIn : KdaRowStatus::kBadNode);
-
-  // Factors of all nodes, two nodes of a warp in flight.
-  float* const scratch = p.scratch + token0 * p.layout.record;
-  for (int base = warp; base < nodes; base += 2 * kStepWarps) {
-    RawChannels<C> rk[2], rq[2], rd[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t t = token0 + base + i * kStepWarps;
-      if (base + i * kStepWarps >= nodes) break;
-      rk[i].load(p.k.data, t * p.k.pitch + static_cast<int64_t>(h) * K + lane * C, p.k.type);
-      rq[i].load(p.q.data, t * p.q.pitch + static_cast<int64_t>(h) * K + lane * C, p.q.type);
-      rd[i].load(p.decay.data, t * p.decay.pitch + static_cast<int64_t>(hv) * K + lane * C, p.decay.type);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int d = base + i * kStepWarps;
-      if (d >= nodes) break;
-      float* const record = scratch + d * p.layout.record;
-      float x[C];
-      rk[i].convert(p.k.type, x);
-      normalise(p.gate, 1.0f, x);
-      write_channels(sk + d * K + lane * C, x);
-      if (split == 0 && hv % per_head == 0) write_channels(record + static_cast<int64_t>(h) * K + lane * C, x);
-      rq[i].convert(p.q.type, x);
-      normalise(p.gate, p.gate.scale, x);
-      write_channels(sq + d * K + lane * C, x);
-      rd[i].convert(p.decay.type, x);
-      decay_channels<C, K>(p.gate, hv, lane * C, x);
-      write_channels(sd + d * K + lane * C, x);
-      if (split == 0) write_channels(record + p.layout.decay_at + static_cast<int64_t>(hv) * K + lane * C, x);
-    }
+  if (bad_parent) {
+    if (tid < nodes) rooted[tid] = path_length(sparent, nodes, tid) > 0;
+    __syncthreads();
   }
-#pragma unroll 4
-  for (int i = tid; i < nodes * ROWS; i += kStepThreads)
-    sv[i] = load_scalar(
-        p.v.data, (token0 + i / ROWS) * p.v.pitch + static_cast<int64_t>(hv) * V + split * ROWS + i % ROWS, p.v.type);
-  for (int d = tid; d < nodes; d += kStepThreads)
-    sbeta[d] = beta_value(p.gate, load_scalar(p.beta.data, (token0 + d) * p.beta.pitch + hv, p.beta.type));
-  __syncthreads();
 
-  float s[ITS][16];
-  if (nodes) {
-#pragma unroll
-    for (int it = 0; it < ITS; ++it)
-#pragma unroll
-      for (int e = 0; e < 16; ++e) s[it][e] = first[it].get(e);
-  }
-  const int64_t out_at = token0 * p.out_token_pitch + static_cast<int64_t>(hv) * V + row0;
-  const int my_row = slice * GROUPS + group;  // of the warp's rows, where slice < ITS
+  if (live) load.arrive(s);
+  const int my_row = group * ITS + Sums::iteration(slice);  // of the warp's rows
+  const bool owner = Sums::owns(slice);
+  int64_t out_at = token0 * p.out_token_pitch + static_cast<int64_t>(hv) * V + row0 + my_row;
+  float* u_out = scratch + p.layout.u_at + static_cast<int64_t>(hv) * V + row0 + my_row;
   int current = -1;
 #pragma unroll 1
-  for (int node = 0; node < nodes; ++node) {
+  for (int node = 0; node < nodes; ++node, out_at += p.out_token_pitch, u_out += p.layout.record) {
     if (bad_parent && !rooted[node]) {  // the node or an ancestor has a parent out of range
-      if (slice < ITS) store_scalar(p.out, out_at + node * p.out_token_pitch + my_row, p.out_type, 0.0f);
+      if (owner) store_scalar(p.out, out_at, p.out_type, 0.0f);
       continue;
     }
-    if (sparent[node] != current) {
+    const float4 scalars = snode[node];
+    if (__float_as_int(scalars.z) != current) {
       int depth = 0;
       if (lane == 0)
         for (int a = sparent[node]; a >= 0; a = sparent[a]) paths[warp][depth++] = static_cast<uint8_t>(a);
       depth = __shfl_sync(kFullMask, depth, 0);
       __syncwarp();
-#pragma unroll
-      for (int it = 0; it < ITS; ++it) {
-        typename Shape::State again;
-        again.load(src + it * GROUPS * K, slice);
-#pragma unroll
-        for (int e = 0; e < 16; ++e) s[it][e] = again.get(e);
-      }
+      load.issue(src, slice, s);
+      load.arrive(s);
 #pragma unroll 1
       for (int i = depth - 1; i >= 0; --i) {
         const int a = paths[warp][i];
-        float k[16], d[16];
-        read_factor<W, LANES>(sk + a * K, slice, k);
-        read_factor<W, LANES>(sd + a * K, slice, d);
-#pragma unroll
-        for (int it = 0; it < ITS; ++it) {
-          replay(s[it], d, su[a * ROWS + warp * WARP_ROWS + it * GROUPS + group], k);
-          round_state<E>(s[it], p.round_states);
-        }
+        float u[ITS];
+        read_rows<ITS>(su + a * ROWS + warp * WARP_ROWS + group * ITS, u);
+        replay<W, LANES>(s, sd + a * K, u, sk + a * K, slice);
+        round_states<E>(s, p.round_states);
       }
       __syncwarp();
     }
-    float k[16], q[16], d[16], sk_part[ITS], sq_part[ITS];
-    read_factor<W, LANES>(sk + node * K, slice, k);
-    read_factor<W, LANES>(sq + node * K, slice, q);
-    read_factor<W, LANES>(sd + node * K, slice, d);
-    const float kq = dot_kq<LANES>(k, q), beta = sbeta[node];
+    float pk[ITS], pq[ITS], u[ITS], v_rows[ITS];
+    decay_and_dot<W, LANES>(s, sd + node * K, sk + node * K, sq + node * K, slice, pk, pq);
+    const float sq_own = Sums::reduce(pk, pq, slice);
+    read_rows<ITS>(sv + node * ROWS + warp * WARP_ROWS + group * ITS, v_rows);
 #pragma unroll
-    for (int it = 0; it < ITS; ++it) decay_and_dot(s[it], d, k, q, sk_part[it], sq_part[it]);
-#pragma unroll
-    for (int it = 0; it < ITS; ++it) {
-      sk_part[it] = reduce_lanes<LANES>(sk_part[it]);
-      sq_part[it] = reduce_lanes<LANES>(sq_part[it]);
-    }
-    float o = 0, my_u = 0;
-#pragma unroll
-    for (int it = 0; it < ITS; ++it) {
-      const float u = delta(beta, sv[node * ROWS + warp * WARP_ROWS + it * GROUPS + group], sk_part[it]);
-      const float oi = output(sq_part[it], kq, u);
-      if (slice == it) o = oi, my_u = u;
-      rank_one(s[it], u, k);
-      round_state<E>(s[it], p.round_states);
-    }
-    if (slice < ITS) {
-      su[node * ROWS + warp * WARP_ROWS + my_row] = my_u;
-      scratch[node * p.layout.record + p.layout.u_at + static_cast<int64_t>(hv) * V + row0 + my_row] = my_u;
-      store_scalar(p.out, out_at + node * p.out_token_pitch + my_row, p.out_type, o);
+    for (int it = 0; it < ITS; ++it) u[it] = delta(scalars.x, v_rows[it], pk[it]);
+    rank_one<W, LANES>(s, u, sk + node * K, slice);
+    round_states<E>(s, p.round_states);
+    if (owner) {
+      const float own_u = Sums::own(u, slice);
+      su[node * ROWS + warp * WARP_ROWS + my_row] = own_u;
+      *u_out = own_u;
+      store_scalar(p.out, out_at, p.out_type, output(sq_own, scalars.y, own_u));
     }
     __syncwarp();
     current = node;
   }
-  if (slice < ITS)
-    for (int node = nodes; node < D; ++node)
-      store_scalar(p.out, out_at + node * p.out_token_pitch + my_row, p.out_type, 0.0f);
+  if (owner)
+    for (int node = nodes; node < D; ++node, out_at += p.out_token_pitch) store_scalar(p.out, out_at, p.out_type, 0.0f);
 }
 
 struct CommitParams {
@@ -259,40 +280,50 @@ struct CommitRow {
   int snapshot;  // depth of the track node if it is on the committed path, else 0
 };
 
-// By thread 0, after the row's parents are in.
-__device__ __forceinline__ KdaRowStatus read_target(const CommitRow& r, int drafts, int node, int slot, int64_t slots,
-                                                    CommitTarget& t) {
+// A row's entries, as every thread of the CTA reads them.
+struct CommitEntries {
+  int slot_in, drafts, node, slot_out, track_node = -1, track_slot = -1, parent = -1;
+  __device__ __forceinline__ void load(const CommitParams& p, int64_t n) {
+    if (threadIdx.x < p.D) parent = p.parent[n * p.D + threadIdx.x];
+    slot_in = p.slot_in[n], drafts = p.n_draft[n], node = p.node[n], slot_out = p.slot_out[n];
+    if (p.track_node) track_node = p.track_node[n], track_slot = p.track_slot[n];
+  }
+};
+
+// By thread 0, after the row's parents are in. `chain`: every parent that matters is the node before.
+__device__ __forceinline__ KdaRowStatus read_target(const CommitRow& r, bool chain, int drafts, int node, int slot,
+                                                    int64_t slots, CommitTarget& t) {
   t.depth = 0, t.slot = slot;
   if (node == -1 || slot == -1) return KdaRowStatus::kOk;
-  const int depth = path_length(r.parents, drafts, node);
+  const int depth = node < -1 || node >= drafts ? 0 : chain ? node + 1 : path_length(r.parents, drafts, node);
   if (slot < -1 || slot >= slots) return KdaRowStatus::kBadStateOut;
   if (depth == 0) return KdaRowStatus::kBadNode;
   t.depth = depth;
-  int i = depth;
-  for (int a = node; a >= 0; a = r.parents[a]) t.path[--i] = a;
+  if (!chain) {
+    int i = depth;
+    for (int a = node; a >= 0; a = r.parents[a]) t.path[--i] = a;
+  }
   return KdaRowStatus::kOk;
 }
 
-// Reads and checks a row's entries. Ends with a barrier. `reporter`: one CTA of the row.
-__device__ __forceinline__ void read_commit_row(const CommitParams& p, int64_t n, bool reporter, CommitRow& r) {
-  for (int d = threadIdx.x; d < p.D; d += kStepThreads) r.parents[d] = p.parent[n * p.D + d];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const int slot_in = p.slot_in[n];
-    int drafts = p.n_draft[n];
-    if (drafts < 0 || drafts > p.D) drafts = 0;
+// Checks a row's entries. Ends with a barrier. `reporter`: one CTA of the row.
+__device__ __forceinline__ void judge_commit_row(const CommitParams& p, int64_t n, const CommitEntries& e,
+                                                 bool reporter, CommitRow& r) {
+  const int tid = threadIdx.x, last = e.node > e.track_node ? e.node : e.track_node;
+  if (tid < p.D) r.parents[tid] = e.parent, r.main.path[tid] = tid, r.track.path[tid] = tid;
+  const bool chain = __syncthreads_and(tid > last || tid >= p.D || e.parent == tid - 1);
+  if (tid == 0) {
+    const int drafts = e.drafts < 0 || e.drafts > p.D ? 0 : e.drafts;
     r.main.depth = r.track.depth = r.snapshot = 0;
     KdaRowStatus status = KdaRowStatus::kOk;
-    if (slot_in < -1 || slot_in >= p.slots) {
+    if (e.slot_in < -1 || e.slot_in >= p.slots) {
       status = KdaRowStatus::kBadStateIn;
-    } else if (slot_in >= 0) {
-      status = read_target(r, drafts, p.node[n], p.slot_out[n], p.slots, r.main);
-      if (p.track_node) {
-        const KdaRowStatus track = read_target(r, drafts, p.track_node[n], p.track_slot[n], p.slots, r.track);
-        if (track != KdaRowStatus::kOk) status = track;
-      }
+    } else if (e.slot_in >= 0) {
+      status = read_target(r, chain, drafts, e.node, e.slot_out, p.slots, r.main);
+      const KdaRowStatus track = read_target(r, chain, drafts, e.track_node, e.track_slot, p.slots, r.track);
+      if (track != KdaRowStatus::kOk) status = track;
       const int depth = r.track.depth;
-      if (depth > 0 && depth <= r.main.depth && r.main.path[depth - 1] == r.track.path[depth - 1]) r.snapshot = depth;
+      if (depth > 0 && depth <= r.main.depth && r.main.path[depth - 1] == e.track_node) r.snapshot = depth;
     }
     if (reporter && status != KdaRowStatus::kOk) report(p.status, n, status);
   }
@@ -308,8 +339,8 @@ __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_
 
 // The windows after `depth` nodes of `path`: the last three of the committed window followed by the path's inputs.
 template <class Word>
-__device__ __forceinline__ void commit_window(const CommitParams& p, int64_t layer, int64_t n, int64_t slot_in,
-                                              int64_t word, const CommitRow& r) {
+__device__ __noinline__ void commit_window(const CommitParams& p, int64_t layer, int64_t n, int64_t slot_in,
+                                           int64_t word, const CommitRow& r) {
   const Word* const x = static_cast<const Word*>(p.conv_x) + layer * p.x_layer + n * p.D * p.x_pitch + word;
   Word* const pool = static_cast<Word*>(p.windows) + layer * p.window_layer + word;
   Word w[kConvWindow], main[kConvWindow], track[kConvWindow];
@@ -335,12 +366,16 @@ __device__ __forceinline__ void commit_window(const CommitParams& p, int64_t lay
 
 // grid: x = (value head, split) of the states, then blocks of window channels; y = rows (and z beyond 65535 rows);
 // layers are the slower part of z.
-template <int K, class E, int ITS>
-__global__ void __launch_bounds__(kStepThreads) commit_kernel(const __grid_constant__ CommitParams p, int row_planes) {
-  using Shape = VerifyShape<K, E, ITS>;
-  constexpr int V = Shape::V, W = Shape::W, LANES = Shape::LANES, GROUPS = Shape::GROUPS;
+template <int K, class E, int ITS, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, ITS == 4   ? 16 / WARPS
+                                              : ITS == 2 ? 5
+                                                         : 6)
+    commit_kernel(const __grid_constant__ CommitParams p, int row_planes) {
+  using Shape = VerifyShape<K, E, ITS, WARPS>;
+  constexpr int V = Shape::V, W = Shape::W, LANES = Shape::LANES, GROUPS = Shape::GROUPS, THREADS = Shape::THREADS;
   constexpr int WARP_ROWS = Shape::WARP_ROWS, ROWS = Shape::ROWS, SPLITS = Shape::SPLITS;
   constexpr int STAGE = 8;  // path nodes in shared memory at a time
+  static_assert(THREADS >= kMaxDraftTokens);
   __shared__ __align__(16) float sk[STAGE][K], sd[STAGE][K], su[STAGE][ROWS];
   __shared__ CommitRow r;
 
@@ -351,21 +386,22 @@ __global__ void __launch_bounds__(kStepThreads) commit_kernel(const __grid_const
   const bool is_window = blockIdx.x >= p.state_blocks;
   const int split = blockIdx.x % SPLITS, hv = blockIdx.x / SPLITS;
   const int64_t head_at = layer * p.layer_pitch + static_cast<int64_t>(hv) * V * K +
-                          static_cast<int64_t>(split * ROWS + warp * WARP_ROWS + group) * K;
+                          static_cast<int64_t>(split * ROWS + warp * WARP_ROWS + group * ITS) * K;
   E* const pool = static_cast<E*>(p.states) + head_at;
+  wait_for_previous();
 
-  // The state's loads go out before the row is known to be good, if the slot is in range at all.
-  typename Shape::State state[ITS];
-  const int slot_in = p.slot_in[n];
-  const bool early = !is_window && slot_in >= 0 && slot_in < p.slots && p.node[n] >= 0;
-  if (early) {
-#pragma unroll
-    for (int it = 0; it < ITS; ++it) state[it].load(pool + slot_in * p.pitch + it * GROUPS * K, slice);
-  }
-  read_commit_row(p, n, blockIdx.x == 0 && layer == 0, r);
+  CommitEntries entries;
+  entries.load(p, n);
+  const int slot_in = entries.slot_in;
+  // The state's loads go out before the row is judged, if its slot is in range at all.
+  float s[ITS][16];
+  StateLoad<Shape, E, ITS> load;
+  const bool early = !is_window && slot_in >= 0 && slot_in < p.slots && (entries.node >= 0 || entries.track_node >= 0);
+  if (early) load.issue(pool + slot_in * p.pitch, slice, s);
+  judge_commit_row(p, n, entries, tid == 0 && blockIdx.x == 0 && layer == 0, r);
   if (r.main.depth == 0 && r.track.depth == 0) return;
   if (is_window) {
-    const int64_t word = static_cast<int64_t>(blockIdx.x - p.state_blocks) * kStepThreads + tid;
+    const int64_t word = static_cast<int64_t>(blockIdx.x - p.state_blocks) * THREADS + tid;
     if (word >= p.window_words) return;
     if (p.word_bytes == 16) {
       commit_window<uint4>(p, layer, n, slot_in, word, r);
@@ -377,75 +413,64 @@ __global__ void __launch_bounds__(kStepThreads) commit_kernel(const __grid_const
     return;
   }
 
+  let_next_launch();
   const int h = hv / (p.HV / p.H);
   const float* const scratch = p.scratch + layer * p.scratch_layer + n * p.D * p.layout.record;
-  float s[ITS][16];
-  auto load = [&] {
-#pragma unroll
-    for (int it = 0; it < ITS; ++it) state[it].load(pool + slot_in * p.pitch + it * GROUPS * K, slice);
-  };
-  auto unpack = [&] {
-#pragma unroll
-    for (int it = 0; it < ITS; ++it)
-#pragma unroll
-      for (int e = 0; e < 16; ++e) s[it][e] = state[it].get(e);
-  };
-  auto save = [&](int64_t slot) {
+  const auto save = [&](int64_t slot) {
 #pragma unroll
     for (int it = 0; it < ITS; ++it) {
       typename Shape::State out;
-#pragma unroll
-      for (int e = 0; e < 16; ++e) out.set(e, s[it][e]);
-      out.store(pool + slot * p.pitch + it * GROUPS * K, slice);
+      out.pack(s[it]);
+      out.store(pool + slot * p.pitch + it * K, slice);
     }
+  };
+  const auto fetch = [&](const CommitTarget& t, int base) {
+    const int count = t.depth - base < STAGE ? t.depth - base : STAGE;
+#pragma unroll 1
+    for (int i = tid; i < count * (K / 4); i += THREADS) {
+      const int j = i / (K / 4), c = i % (K / 4) * 4;
+      const float* record = scratch + t.path[base + j] * p.layout.record;
+      copy_async16(&sk[j][c], record + static_cast<int64_t>(h) * K + c);
+      copy_async16(&sd[j][c], record + p.layout.decay_at + static_cast<int64_t>(hv) * K + c);
+    }
+#pragma unroll 1
+    for (int i = tid; i < count * (ROWS / 4); i += THREADS) {
+      const int j = i / (ROWS / 4), c = i % (ROWS / 4) * 4;
+      copy_async16(&su[j][c], scratch + t.path[base + j] * p.layout.record + p.layout.u_at +
+                                  static_cast<int64_t>(hv) * V + split * ROWS + c);
+    }
+    return count;
   };
   // Repeats the updates of the target's path; after the first `snapshot` of them (0 = never) the state goes to the
   // track slot.
-  auto run = [&](const CommitTarget& t, int snapshot) {
+  const auto run = [&](const CommitTarget& t, int snapshot) {
 #pragma unroll 1
     for (int base = 0; base < t.depth; base += STAGE) {
-      const int count = t.depth - base < STAGE ? t.depth - base : STAGE;
       __syncthreads();  // the stage before has been read
-      for (int i = tid; i < count * (K / 4); i += kStepThreads) {
-        const int j = i / (K / 4), c = i % (K / 4) * 4;
-        const float* record = scratch + t.path[base + j] * p.layout.record;
-        copy_async16(&sk[j][c], record + static_cast<int64_t>(h) * K + c);
-        copy_async16(&sd[j][c], record + p.layout.decay_at + static_cast<int64_t>(hv) * K + c);
-      }
-      for (int i = tid; i < count * (ROWS / 4); i += kStepThreads) {
-        const int j = i / (ROWS / 4), c = i % (ROWS / 4) * 4;
-        copy_async16(&su[j][c], scratch + t.path[base + j] * p.layout.record + p.layout.u_at +
-                                    static_cast<int64_t>(hv) * V + split * ROWS + c);
-      }
+      const int count = fetch(t, base);
       copy_async_wait();
       __syncthreads();
 #pragma unroll 1
       for (int j = 0; j < count; ++j) {
-        float k[16], d[16];
-        read_factor<W, LANES>(sk[j], slice, k);
-        read_factor<W, LANES>(sd[j], slice, d);
-#pragma unroll
-        for (int it = 0; it < ITS; ++it) {
-          replay(s[it], d, su[j][warp * WARP_ROWS + it * GROUPS + group], k);
-          round_state<E>(s[it], p.round_states);
-        }
+        float u[ITS];
+        read_rows<ITS>(&su[j][warp * WARP_ROWS + group * ITS], u);
+        replay<W, LANES>(s, sd[j], u, sk[j], slice);
+        round_states<E>(s, p.round_states);
         if (base + j + 1 == snapshot) save(r.track.slot);
       }
     }
   };
 
-  if (!early) load();
-  unpack();
   // A snapshot off the committed path first: the commit may overwrite the slot that both start from.
-  if (r.track.depth && !r.snapshot) {
-    run(r.track, 0);
-    save(r.track.slot);
-    load();
-    unpack();
-  }
-  if (r.main.depth) {
-    run(r.main, r.snapshot);
-    save(r.main.slot);
+  bool loaded = early;
+#pragma unroll 1
+  for (int pass = r.track.depth && !r.snapshot ? 0 : 1; pass < (r.main.depth ? 2 : 1); ++pass) {
+    if (!loaded) load.issue(pool + slot_in * p.pitch, slice, s);
+    loaded = false;
+    load.arrive(s);
+    const CommitTarget& t = pass ? r.main : r.track;
+    run(t, pass ? r.snapshot : 0);
+    save(t.slot);
   }
 }
 

@@ -67,8 +67,12 @@ void run_verify(const KdaPlan& plan, const KdaVerifyArgs& args, device::Stream& 
   p.layout = ScratchLayout::of(problem.H, problem.HV, problem.K, problem.V);
   p.round_states = choice.round_states;
   p.status = args.status;
-  dispatch(problem, choice.verify_iterations,
-           [&]<int K, class E, int ITS>() { launch_verify_instance<K, E, ITS>(p, scope.stream()); });
+  dispatch(problem, choice.verify_iterations, [&]<int K, class E, int ITS>() {
+    if constexpr (K == 128 && ITS == 4) {
+      if (choice.verify_warps == 8) return launch_verify_instance<K, E, ITS, 8>(p, scope);
+    }
+    launch_verify_instance<K, E, ITS, 4>(p, scope);
+  });
 }
 
 void run_commit(const KdaPlan& plan, const KdaCommitArgs& args, device::Stream& stream) {
@@ -102,7 +106,7 @@ void run_commit(const KdaPlan& plan, const KdaCommitArgs& args, device::Stream& 
     p.window_words = static_cast<int32_t>(args.conv_channels / per_word);
   }
   dispatch(problem, choice.commit_iterations,
-           [&]<int K, class E, int ITS>() { launch_commit_instance<K, E, ITS>(p, scope.stream()); });
+           [&]<int K, class E, int ITS>() { launch_commit_instance<K, E, ITS>(p, scope); });
 }
 
 }  // namespace kadence::ops::cuda::sm90

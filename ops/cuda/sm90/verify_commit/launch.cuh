@@ -7,33 +7,35 @@
 
 namespace kadence::ops::cuda::sm90 {
 
-template <int K, class E, int ITS>
-void launch_verify_instance(const VerifyParams& p, cudaStream_t stream) {
-  using Shape = VerifyShape<K, E, ITS>;
+template <int K, class E, int ITS, int WARPS>
+void launch_verify_instance(const VerifyParams& p, const LaunchScope& scope) {
+  using Shape = VerifyShape<K, E, ITS, WARPS>;
+  const auto kernel = verify_kernel<K, E, ITS, WARPS>;
   const size_t shared = verify_shared_bytes(K, Shape::ROWS, p.D);
   if (shared > 40 * 1024)
-    check(cudaFuncSetAttribute(verify_kernel<K, E, ITS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared)),
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
           "verify kernel shared memory");
-  verify_kernel<K, E, ITS>
-      <<<rows_grid(static_cast<unsigned>(p.HV * Shape::SPLITS), p.rows), kStepThreads, shared, stream>>>(p);
-  check_launch("verify kernel launch");
+  Launch launch(rows_grid(static_cast<unsigned>(p.HV * Shape::SPLITS), p.rows), Shape::THREADS, shared, scope);
+  launch(kernel, "verify kernel launch", p);
 }
 
 template <int K, class E, int ITS>
-void launch_commit_instance(const CommitParams& params, cudaStream_t stream) {
+void launch_commit_instance(const CommitParams& params, const LaunchScope& scope) {
+  using Shape = VerifyShape<K, E, ITS, 4>;
   CommitParams p = params;
-  p.state_blocks = p.HV * VerifyShape<K, E, ITS>::SPLITS;
-  const int window_blocks = p.windows ? (p.window_words + kStepThreads - 1) / kStepThreads : 0;
+  p.state_blocks = p.HV * Shape::SPLITS;
+  const int window_blocks = p.windows ? (p.window_words + Shape::THREADS - 1) / Shape::THREADS : 0;
   dim3 grid = rows_grid(static_cast<unsigned>(p.state_blocks + window_blocks), p.rows);
   const int row_planes = static_cast<int>(grid.z);
   grid.z *= static_cast<unsigned>(p.layers);
-  commit_kernel<K, E, ITS><<<grid, kStepThreads, 0, stream>>>(p, row_planes);
-  check_launch("commit kernel launch");
+  Launch launch(grid, Shape::THREADS, 0, scope);
+  launch(commit_kernel<K, E, ITS, 4>, "commit kernel launch", p, row_planes);
 }
 
-#define KADENCE_VERIFY_INSTANCE(K, E, ITS)                                            \
-  template void launch_verify_instance<K, E, ITS>(const VerifyParams&, cudaStream_t); \
-  template void launch_commit_instance<K, E, ITS>(const CommitParams&, cudaStream_t);
+#define KADENCE_VERIFY_INSTANCE(K, E, ITS)                                                     \
+  template void launch_verify_instance<K, E, ITS, 4>(const VerifyParams&, const LaunchScope&); \
+  template void launch_commit_instance<K, E, ITS>(const CommitParams&, const LaunchScope&);
+#define KADENCE_VERIFY_WIDE_INSTANCE(K, E, ITS) \
+  template void launch_verify_instance<K, E, ITS, 8>(const VerifyParams&, const LaunchScope&);
 
 }  // namespace kadence::ops::cuda::sm90

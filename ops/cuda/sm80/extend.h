@@ -1,0 +1,10 @@
+// Extend of the portable CUDA backend, in the sense of KdaBackend (ops/kda_backend.h).
+#pragma once
+
+#include "ops/kda.h"
+
+namespace kadence::ops::cuda::sm80 {
+
+void run_extend(const KdaPlan& plan, const KdaExtendArgs& args, device::Stream& stream);
+
+}  // namespace kadence::ops::cuda::sm80

@@ -57,6 +57,7 @@ int run_cli(int argc, const char* const* argv) {
       ->capture_default_str();
   app.fallthrough();
   Action action;
+  add_serve(app, &action);
   add_generate(app, &action);
   add_score(app, &action);
   add_check(app, &action);

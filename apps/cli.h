@@ -26,6 +26,7 @@ void add_check(CLI::App& app, Action* action);
 void add_plan(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
 void add_demo(CLI::App& app, Action* action);
+void add_serve(CLI::App& app, Action* action);
 
 // Parses, runs, reports errors on stderr; returns the exit status.
 int run_cli(int argc, const char* const* argv);

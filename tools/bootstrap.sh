@@ -5,6 +5,7 @@ packages=(
   g++ cmake ninja-build python3 python3-venv patch            # building
   libhwy-dev libdnnl-dev libicu-dev nlohmann-json3-dev        # SIMD, matrix products, Unicode, JSON
   libcli11-dev libspdlog-dev libfmt-dev                       # the binary
+  libboost1.81-dev prometheus-cpp-dev                         # the server
   libgtest-dev libgmock-dev libbenchmark-dev                  # tests and benchmarks
   clang-format clang-tidy ccache                              # development
 )

@@ -1,6 +1,10 @@
 // Shared by the phases of the cpu backend.
 #pragma once
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include "ops/cpu/kda_kernels.h"
 #include "ops/kda_backend.h"
 #include "ops/kda_rows.h"
@@ -26,15 +30,36 @@ class Arena {
   char* at_;
 };
 
+// While it lives, this thread reads and writes denormal numbers as zeros: strong gates leave products of decays below
+// 2^-126, which cost a fifth of extend's time and count for nothing. Every task runs so, so no bit depends on it.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned saved_;
+#else
+  ~FlushDenormals() {}
+#endif
+};
+
 // Runs task(i, worker) for i in [0, n): on the workers of the stream, or right here if all of it is less work than
 // waking them. `bytes` is the memory that all tasks touch together.
 template <class Task>
 void run_tasks(device::Stream& stream, int64_t n, int64_t bytes, const Task& task) {
   constexpr int64_t kWorthWaking = 1 << 20;
   if (bytes < kWorthWaking) {
+    const FlushDenormals flush;
     for (int64_t i = 0; i < n; ++i) task(i, 0);
   } else {
-    stream.parallel_for(n, task);
+    stream.parallel_for(n, [&task](int64_t i, int worker) {
+      const FlushDenormals flush;
+      task(i, worker);
+    });
   }
 }
 

@@ -1,0 +1,79 @@
+"""What the package needs from numpy and torch beyond DLPack: new arrays like another, host values, dtype names."""
+
+import sys
+from typing import Any
+
+Array = Any  # numpy.ndarray, torch.Tensor
+
+
+def is_torch(x: Array) -> bool:
+    torch = sys.modules.get('torch')
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def dtype_name(x: Array) -> str:
+    """'float32', 'bfloat16', 'uint16', 'int64', ..."""
+    return str(x.dtype).removeprefix('torch.')
+
+
+def new(like: Array, shape, dtype: str | None = None) -> Array:
+    """An uninitialised array of the kind (and device) of `like`; dtype by name, None = that of `like`.
+
+    bfloat16 in numpy is ml_dtypes.bfloat16; a uint16 `like` stays uint16.
+    """
+    if is_torch(like):
+        torch = sys.modules['torch']
+        return like.new_empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, dtype))
+    import numpy as np
+
+    if dtype is None or dtype == dtype_name(like):
+        return np.empty(shape, like.dtype)
+    if dtype == 'bfloat16':
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError as e:
+            raise ValueError('a bfloat16 result in numpy needs ml_dtypes (pip install ml_dtypes), or a uint16 array given as out') from e
+        return np.empty(shape, bfloat16)
+    return np.empty(shape, dtype)
+
+
+def zeros(like: Array, shape, dtype: str) -> Array:
+    x = new(like, shape, dtype)
+    x[...] = 0
+    return x
+
+
+def ints(values, like: Array, dtype: str = 'int32') -> Array:
+    """An integer array on the device of `like`."""
+    if is_torch(like):
+        torch = sys.modules['torch']
+        return torch.tensor(values, dtype=getattr(torch, dtype), device=like.device)
+    import numpy as np
+
+    return np.asarray(values, dtype)
+
+
+def on_host(x: Array) -> bool:
+    return not is_torch(x) or x.device.type == 'cpu'
+
+
+def to_list(x) -> list[int]:
+    """Host integers of a list, a range or an array (a device array is waited for)."""
+    return [int(i) for i in (x.tolist() if hasattr(x, 'tolist') else x)]
+
+
+def widened(x: Array) -> Array:
+    """float32 of a float16 or bfloat16 array: exact, never a rounding."""
+    return x.float() if is_torch(x) else x.astype('float32')
+
+
+def dense(x: Array) -> Array:
+    if is_torch(x):
+        return x.contiguous()
+    import numpy as np
+
+    return np.ascontiguousarray(x)
+
+
+def swap_last_two(x: Array) -> Array:
+    return dense(x.transpose(-1, -2) if is_torch(x) else x.swapaxes(-1, -2))

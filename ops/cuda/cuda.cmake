@@ -7,7 +7,7 @@ target_compile_options(kadence_cuda_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-O3;-lineinfo;--expt-relaxed-constexpr;-Xptxas=-v;-diag-suppress=177>)
 set(KADENCE_GENCODE_SM90 -gencode=arch=compute_90a,code=sm_90a)
 set_target_properties(kadence_ops_kda PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD_REQUIRED OFF)
-target_link_libraries(kadence_ops_kda PRIVATE kadence_cuda_options PUBLIC CUDA::cudart_static)
+target_link_libraries(kadence_ops_kda PRIVATE $<BUILD_INTERFACE:kadence_cuda_options> PUBLIC CUDA::cudart_static)
 
 # kadence_cuda_sources(<gencode flags> <sources>...): adds .cu files compiled for one architecture.
 function(kadence_cuda_sources gencode)

@@ -51,7 +51,7 @@ class CliTest(unittest.TestCase):
         else:
             self.assertEqual(done.returncode, status, what)
         self.assertEqual(done.stdout, "", what)
-        self.assertTrue(done.stderr.startswith("kadence: error: "), what)
+        self.assertRegex(done.stderr, r"(?m)^kadence: error: .", what)
         for words in says:
             self.assertIn(str(words), done.stderr, what)
         return done.stderr

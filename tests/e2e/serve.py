@@ -16,6 +16,9 @@ import unittest
 from cli import BINARY, ROOT, TINY
 
 
+TESTBED = os.environ.get("KADENCE_TESTBED", str(pathlib.Path(BINARY).parent / "server/server_testbed"))
+
+
 def venv_python():
     """The Python of .venv, or None and the reason."""
     done = subprocess.run([str(ROOT / "tools/venv.sh")], capture_output=True, text=True, check=False)
@@ -50,6 +53,7 @@ class Server:
                 self.model, self.host, self.port = found[1], found[2], int(found[3])
                 break
         else:
+            self.kill()
             raise RuntimeError("no server: " + "".join(self.lines))
         self._drain = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
         self._drain.start()
@@ -113,16 +117,33 @@ class Server:
                     return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)
 
-    def stop(self, wait=60):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(wait)
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds=60):
+        """Its exit status."""
+        return self.process.wait(seconds)
 
     def kill(self):
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         self.process.stderr.close()
+
+
+class Testbed(Server):
+    """The server over a scripted model: "tools" calls the first declared tool, "noop" costs nothing."""
+
+    def __init__(self, what, running=64):
+        self.process = subprocess.Popen([TESTBED, what, str(running)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        found = re.search(r"serving (\S+) at http://([\d.]+):(\d+)", self.process.stdout.readline())
+        self.model, self.host, self.port = found[1], found[2], int(found[3])
+        self.url = f"http://{self.host}:{self.port}"
+
+    def kill(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(30)
 
 
 class ServeTest(unittest.TestCase):

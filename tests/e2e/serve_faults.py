@@ -212,18 +212,18 @@ class Ends(unittest.TestCase):
     def test_term_lets_a_stream_finish(self):
         server = self.begin("--shutdown-grace", 60)
         s, got = self.stream(server, 200)
-        server.process.terminate()
+        server.terminate()
         self.assertIn(b"data: [DONE]", self.rest(s, got))
-        self.assertEqual(server.stop(), 0)
+        self.assertEqual(server.wait(), 0)
 
     def test_term_cancels_what_takes_too_long(self):
         server = self.begin("--shutdown-grace", 0.5)
         s, got = self.stream(server, 30000)
-        server.process.terminate()
+        server.terminate()
         got = self.rest(s, got)
         self.assertIn(b'"code":"shutting_down"', got)
         self.assertNotIn(b"[DONE]", got)
-        self.assertEqual(server.stop(), 0)
+        self.assertEqual(server.wait(), 0)
 
     def test_a_full_disk_for_logs(self):
         server = self.begin(log="/dev/full")
@@ -231,7 +231,8 @@ class Ends(unittest.TestCase):
             server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
         time.sleep(0.2)
         self.assertGreaterEqual(server.metric("kadence_log_lines_dropped_total"), 3)
-        self.assertEqual(server.stop(), 0)
+        server.terminate()
+        self.assertEqual(server.wait(), 0)
 
     def test_a_port_that_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:

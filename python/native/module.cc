@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <exception>
@@ -102,23 +103,42 @@ std::unique_ptr<Metadata> upload_metadata(const ops::KdaPlan& plan, Stream& stre
                                           const std::vector<int32_t>& state_out, const std::vector<int32_t>& ckpt_begin,
                                           const std::vector<int32_t>& ckpt_depth, const std::vector<int32_t>& ckpt_slot,
                                           int64_t state_in_slots, int64_t state_out_slots, int64_t checkpoint_slots,
-                                          bool same_pool) {
+                                          const std::string& shared, nb::object buffer) {
   ops::KdaHostMetadata host;
   host.seq_begin = seq_begin, host.state_in = state_in, host.state_out = state_out;
   host.ckpt_begin = ckpt_begin, host.ckpt_depth = ckpt_depth, host.ckpt_slot = ckpt_slot;
   host.tokens = tokens;
   host.state_in_slots = state_in_slots, host.state_out_slots = state_out_slots, host.ckpt_slots = checkpoint_slots;
-  host.same_pool = same_pool;
+  if (shared != "all" && shared != "states" && shared != "none") throw_invalid("shared", "all, states or none", shared);
+  host.same_pool = shared == "all";
   ops::validate(plan, host);
+  if (shared == "states") {  // a second time for what the rows do to the states alone
+    ops::KdaHostMetadata states = host;
+    states.ckpt_begin = {}, states.ckpt_depth = {}, states.ckpt_slot = {};
+    states.same_pool = true;
+    ops::validate(plan, states);
+  }
   auto m = std::make_unique<Metadata>();
-  m->buffer = device::Buffer::allocate(stream.stream.info(), plan.metadata_bytes());
+  void* memory = nullptr;
+  if (buffer.is_none()) {
+    m->buffer = device::Buffer::allocate(stream.stream.info(), plan.metadata_bytes());
+    memory = m->buffer.data();
+  } else {
+    const Array given(buffer, "buffer", Access::kWrite, stream.stream.info());
+    given.want_dtype(DType::kU8);
+    given.want_dense(0);
+    if (given.size() < static_cast<int64_t>(plan.metadata_bytes()))
+      throw_invalid("buffer", std::to_string(plan.metadata_bytes()) + " bytes (Plan.metadata_bytes)", given.describe());
+    m->keep = {buffer};
+    memory = given.data();
+  }
   {
     const std::lock_guard<std::mutex> lock(stream.lock);
-    m->view = ops::upload(plan, host, m->buffer.data(), stream.stream);
+    m->view = ops::upload(plan, host, memory, stream.stream);
   }
   m->tokens = tokens;
   m->state_in_slots = state_in_slots, m->state_out_slots = state_out_slots, m->checkpoint_slots = checkpoint_slots;
-  m->same_pool = same_pool;
+  m->states_shared = shared != "none", m->checkpoints_shared = shared == "all";
   m->seq_int64 = plan.problem().seq_int64;
   return m;
 }
@@ -199,6 +219,7 @@ void bind_device(nb::module_& m) {
 }
 
 void bind_plan(nb::module_& m) {
+  using namespace nb::literals;
   using ops::KdaPlan;
   nb::class_<KdaPlan>(m, "Plan", "What plan_kda chose: holds no address and no metadata value.")
       .def_prop_ro("backend", &KdaPlan::backend)
@@ -232,8 +253,11 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro(
           "rows", [](const Metadata& d) { return d.view.rows; }, "Launch bound of the rows.")
       .def_ro("tokens", &Metadata::tokens, "Tokens it was validated for; -1 when its values are unseen.");
-  m.def("upload_metadata", &upload_metadata);
-  m.def("device_metadata", &device_metadata);
+  m.def("upload_metadata", &upload_metadata, "plan"_a, "stream"_a, "tokens"_a, "seq_begin"_a, "state_in"_a,
+        "state_out"_a, "ckpt_begin"_a, "ckpt_depth"_a, "ckpt_slot"_a, "state_in_slots"_a, "state_out_slots"_a,
+        "checkpoint_slots"_a, "shared"_a, "buffer"_a.none());
+  m.def("device_metadata", &device_metadata, "plan"_a, "device"_a, "seq_begin"_a.none(), "state_in"_a.none(),
+        "state_out"_a.none(), "ckpt_begin"_a.none(), "ckpt_depth"_a.none(), "ckpt_slot"_a.none(), "status"_a.none());
 }
 
 }  // namespace

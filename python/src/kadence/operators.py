@@ -27,16 +27,18 @@ def metadata(
     checkpoints: Sequence[Sequence[tuple[int, int]]] | None = None,
     slots: int | tuple[int, int, int] = 0,
     tokens: int | None = None,
-    same_pool: bool = True,
+    shared: str = 'all',
+    buffer: Array | None = None,
     stream: StreamLike = None,
 ) -> _core.Metadata:
     """Rows of an extend call, validated on the host (ValueError names row and field) and copied to the device.
 
     seq_begin [N+1]; state_in [N], -1 = zeros; state_out [N], -1 = no store; checkpoints: for each row a list of
     (depth, slot), depth in tokens since the row's start, a multiple of 64, ascending, the row's end included, slot -1 =
-    skip. slots: slots of the states, or of (states_in, states_out, checkpoints) with same_pool=False when these are
-    separate arrays. tokens: T of the token arrays (default: the last offset); tokens past the rows get zeros.
-    One object serves every layer and the convolution.
+    skip. slots: slots of the states, or of (states_in, states_out, checkpoints) when these are separate arrays. shared: which
+    of the three are one array ('all', 'states', 'none'); a slot that is written is read only as its own row's state_in. tokens: T of the token arrays (default: the last offset); tokens past the rows get zeros.
+    buffer: uint8 array of Plan.metadata_bytes that receives them; a captured CUDA graph replays after a new call with the same
+    one. None = memory of the object's own. One object serves every layer and the convolution.
     """
     begin = to_list(seq_begin)
     ckpt_begin: list[int] = []
@@ -51,7 +53,7 @@ def metadata(
     sizes = (slots, slots, slots) if isinstance(slots, int) else slots
     total = tokens if tokens is not None else begin[-1] if begin else 0
     return _core.upload_metadata(
-        plan, stream_of(plan, stream), total, begin, to_list(state_in), to_list(state_out), ckpt_begin, depth, slot, *sizes, same_pool
+        plan, stream_of(plan, stream), total, begin, to_list(state_in), to_list(state_out), ckpt_begin, depth, slot, *sizes, shared, buffer
     )
 
 

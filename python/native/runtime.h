@@ -23,7 +23,7 @@ struct Metadata {
   ops::KdaMetadata view;
   int64_t tokens = -1;                                                       // T it was validated for; -1 = unseen
   int64_t state_in_slots = -1, state_out_slots = -1, checkpoint_slots = -1;  // sizes it was validated for; -1 = unseen
-  bool same_pool = true;
+  bool states_shared = true, checkpoints_shared = true;                      // may the views be one memory?
   bool seq_int64 = false;
   device::Buffer buffer;
   std::vector<nb::object> keep;

@@ -67,6 +67,10 @@ def widened(x: Array) -> Array:
     return x.float() if is_torch(x) else x.astype('float32')
 
 
+def address(x: Array) -> int:
+    return x.data_ptr() if is_torch(x) else x.ctypes.data
+
+
 def dense(x: Array) -> Array:
     if is_torch(x):
         return x.contiguous()

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from .. import _core
-from ..arrays import Array, dense, dtype_name, ints, is_torch, new, on_host, to_list, widened, zeros
+from ..arrays import Array, address, dense, dtype_name, ints, is_torch, new, on_host, to_list, widened, zeros
 from ..operators import device_metadata, extend, metadata, step
 from ..planning import Options, Problem, device_of, plan_kda
 
@@ -31,6 +31,10 @@ def want_dtype(function: str, name: str, x: Array, wanted):
     if got not in wanted:
         hint = ' (view bit patterns as ml_dtypes.bfloat16)' if got == 'uint16' else ''
         invalid(function, f'{name} dtype', ' or '.join(wanted), got + hint)
+
+
+def shares(a: Array, b: Array) -> bool:
+    return address(a) == address(b)
 
 
 def no_grad(function: str, **arrays):
@@ -61,6 +65,8 @@ def _row_dense(x: Array) -> bool:
         size *= n
     itemsize = x.element_size() if is_torch(x) else x.itemsize
     beta = x.ndim == 2  # [T,HV]: its element's alignment is enough
+    if address(x) % (itemsize if beta else 16):
+        return False
     return x.shape[0] <= 1 or (strides[0] >= size and (beta or strides[0] * itemsize % 16 == 0))
 
 
@@ -185,12 +191,16 @@ def rows_of(call: Call, cu_seqlens: Array | None, cu_seqlens_cpu: Array | None =
     return Rows(count, begin, None)
 
 
-def upload(call: Call, plan: _core.Plan, rows: Rows, state_in, state_out, slots, checkpoints=None, same_pool=False) -> _core.Metadata:
+def host_metadata(call: Call, plan: _core.Plan, rows: Rows, state_in, state_out, slots, checkpoints, shared: str) -> _core.Metadata:
+    # torch's allocator hands out memory in stream order; allocating and freeing here would wait for the device.
+    buffer = None if on_host(call.q) else new(call.q, (plan.metadata_bytes,), 'uint8')
+    return metadata(plan, rows.begin, state_in, state_out, checkpoints=checkpoints, slots=slots, tokens=call.B * call.T, shared=shared, buffer=buffer)
+
+
+def upload(call: Call, plan: _core.Plan, rows: Rows, state_in, state_out, slots, checkpoints=None, shared='none') -> _core.Metadata:
     """Metadata of either kind; state_in, state_out: host lists (identity or constant slots of the adapters)."""
     if rows.begin is not None:
-        return metadata(
-            plan, rows.begin, state_in, state_out, checkpoints=checkpoints, slots=slots, tokens=call.B * call.T, same_pool=same_pool
-        )
+        return host_metadata(call, plan, rows, state_in, state_out, slots, checkpoints, shared)
     assert checkpoints is None
     return device_metadata(plan, rows.array, ints(state_in, call.q), ints(state_out, call.q))
 
@@ -201,7 +211,7 @@ def copy_rows_converted(call: Call, source: Array | None, target: Array, slots: 
     problem = call.problem(state_in=source_dtype, state_out=target_dtype, max_rows=n, max_tokens=0)
     plan = call.plan(problem)
     index = list(range(n)) if source is not None else [-1] * n
-    rows = metadata(plan, [0] * (n + 1), index, slots, slots=(n if source is not None else 0, target.shape[0], 0), tokens=0, same_pool=False)
+    rows = metadata(plan, [0] * (n + 1), index, slots, slots=(n if source is not None else 0, target.shape[0], 0), tokens=0, shared='none')
     empty = [x[:0] for x in call.inputs()]
     extend(plan, *empty, metadata=rows, A_log=call.A_log, dt_bias=call.dt_bias, out=new(call.v, (0, call.HV, call.V)),
            states_in=source, states_out=target)

@@ -8,10 +8,9 @@ checkpoint_state_indices the destination row of each entry in state_checkpoints 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..arrays import Array, dtype_name, ints, is_torch, new, on_host, to_list, zeros
-from ..operators import device_metadata, metadata
-from .common import FLOATS, Call, invalid, packed, refuse, rows_of, want_dtype, want_shape
-from .flashkda import _shares
+from ..arrays import Array, dtype_name, ints, is_torch, new, to_list, zeros
+from ..operators import device_metadata
+from .common import FLOATS, Call, host_metadata, invalid, packed, refuse, rows_of, shares, want_dtype, want_shape
 
 __all__ = ['CheckpointPlan', 'checkpoint_plan', 'recurrent_kda']
 
@@ -151,7 +150,7 @@ def recurrent_kda(
     want_shape(f, 'output', out, tuple(v.shape))
     want_dtype(f, 'output', out, call.io)
     flat = packed(out, strict=True)
-    if not _shares(flat, out):
+    if not shares(flat, out):
         refuse(f, 'output of this layout', 'batch and tokens must be one dimension without a copy')
     dtype = 'float32' if states is None else dtype_name(states)
     slots = ssm_state_indices if ssm_state_indices is not None else ints(list(range(n)) if states is not None else [-1] * n, q)
@@ -201,15 +200,12 @@ def _prefill(call: Call, rows, slots, states, dtype, out, every, pool, starts, i
     ))
     size = 0 if states is None else states.shape[0]
     if rows.begin is not None:
-        same = bool(every) and states is not None and _shares(states, pool)
+        same = bool(every) and states is not None and shares(states, pool)
         checkpoints = _host_checkpoints(f, rows.begin, to_list(starts), to_list(indices), every, pool.shape[0]) if count else None
         if every and not count and any(to_list(starts)):
             invalid(f, 'checkpoint_state_indices', f'{to_list(starts)[-1]} entries (the end of checkpoint_cu_starts)', 0)
         index = to_list(slots)
-        # state_in and state_out are one pool row by row; same_pool=False would miss two sequences on one slot only as reader and
-        # writer, which one list for both rules out. It says whether the checkpoints share that pool.
-        md = metadata(plan, rows.begin, index, index, checkpoints=checkpoints, slots=(size, size, pool.shape[0] if every else 0),
-                      tokens=call.B * call.T, same_pool=True if states is not None and (same or not every) else not every)
+        md = host_metadata(call, plan, rows, index, index, (size, size, pool.shape[0] if every else 0), checkpoints, 'all' if same else 'states')
     else:
         ckpt = _device_checkpoints(starts, indices, every, pool.shape[0]) if count else {}
         md = device_metadata(plan, rows.array, slots, slots, **ckpt)

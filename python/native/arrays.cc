@@ -143,6 +143,7 @@ void Array::want_shape(std::initializer_list<int64_t> wanted) const {
 }
 
 void Array::want_dense(size_t first) const {
+  if (size() == 0) return;
   int64_t stride = 1;
   for (size_t i = shape_.size(); i-- > first;) {
     if (shape_[i] > 1 && strides_[i] != stride)

@@ -70,11 +70,12 @@ void run_extend(const KdaPlan& plan, Stream& stream, nb::object q, nb::object k,
   want_slots("states_in", a.state_in.slots, metadata.state_in_slots);
   want_slots("states_out", a.state_out.slots, metadata.state_out_slots);
   want_slots("checkpoints", a.checkpoints.slots, metadata.checkpoint_slots);
-  if (!metadata.same_pool &&
-      (overlap(a.state_in.base, a.state_out.base) || overlap(a.state_in.base, a.checkpoints.base) ||
-       overlap(a.state_out.base, a.checkpoints.base)))
-    throw_invalid("states", "three separate arrays (the metadata was made with same_pool=False)",
-                  "one array given twice");
+  if (!metadata.states_shared && overlap(a.state_in.base, a.state_out.base))
+    throw_invalid("states_in and states_out", "two arrays (the metadata was made with shared='none')", "one");
+  if (!metadata.checkpoints_shared &&
+      (overlap(a.state_in.base, a.checkpoints.base) || overlap(a.state_out.base, a.checkpoints.base)))
+    throw_invalid("checkpoints", "an array of their own (the metadata was made without shared='all')",
+                  "that of the states");
   a.workspace = workspace_of(workspace, plan.workspace_bytes(), stream);
   enqueue(stream, [&] { ops::run_kda(plan, a, stream.stream); });
 }
@@ -311,15 +312,32 @@ void run_state_copy(Stream& stream, nb::object states, const std::string& dtype,
 }  // namespace
 
 void bind_operators(nb::module_& m) {
+  using namespace nb::literals;
+  // Arrays may be None here: what is missing is refused by name in Array.
   const char* doc = "Called by kadence.operators, which has the documentation.";
-  m.def("run_extend", &run_extend, doc);
-  m.def("run_step", &run_step, doc);
-  m.def("run_verify", &run_verify, doc);
-  m.def("run_commit", &run_commit, doc);
-  m.def("run_conv1d_extend", &run_conv1d_extend, doc);
-  m.def("run_conv1d_step", &run_conv1d_step, doc);
-  m.def("run_conv1d_verify", &run_conv1d_verify, doc);
-  m.def("run_state_copy", &run_state_copy, doc);
+  m.def("run_extend", &run_extend, doc, "plan"_a, "stream"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+        "decay"_a.none(), "beta"_a.none(), "A_log"_a.none(), "dt_bias"_a.none(), "out"_a.none(), "metadata"_a,
+        "states_in"_a.none(), "states_out"_a.none(), "checkpoints"_a.none(), "workspace"_a.none());
+  m.def("run_step", &run_step, doc, "plan"_a, "stream"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "decay"_a.none(),
+        "beta"_a.none(), "A_log"_a.none(), "dt_bias"_a.none(), "out"_a.none(), "slot_in"_a.none(), "slot_out"_a.none(),
+        "states_in"_a.none(), "states_out"_a.none(), "fused"_a.none(), "status"_a.none(), "workspace"_a.none());
+  m.def("run_verify", &run_verify, doc, "plan"_a, "stream"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+        "decay"_a.none(), "beta"_a.none(), "A_log"_a.none(), "dt_bias"_a.none(), "out"_a.none(), "n_draft"_a.none(),
+        "parent"_a.none(), "slot_in"_a.none(), "states"_a.none(), "scratch"_a.none(), "status"_a.none(),
+        "workspace"_a.none());
+  m.def("run_commit", &run_commit, doc, "plan"_a, "stream"_a, "n_draft"_a.none(), "parent"_a.none(), "slot_in"_a.none(),
+        "node"_a.none(), "slot_out"_a.none(), "track_node"_a.none(), "track_slot"_a.none(), "scratch"_a.none(),
+        "states"_a.none(), "conv_x"_a.none(), "windows"_a.none(), "status"_a.none());
+  m.def("run_conv1d_extend", &run_conv1d_extend, doc, "plan"_a, "stream"_a, "x"_a.none(), "weight"_a.none(),
+        "bias"_a.none(), "out"_a.none(), "dtype"_a, "metadata"_a, "windows_in"_a.none(), "windows_out"_a.none(),
+        "checkpoints"_a.none());
+  m.def("run_conv1d_step", &run_conv1d_step, doc, "stream"_a, "x"_a.none(), "weight"_a.none(), "bias"_a.none(),
+        "out"_a.none(), "dtype"_a, "slot_in"_a.none(), "slot_out"_a.none(), "windows_in"_a.none(),
+        "windows_out"_a.none());
+  m.def("run_conv1d_verify", &run_conv1d_verify, doc, "stream"_a, "x"_a.none(), "weight"_a.none(), "bias"_a.none(),
+        "out"_a.none(), "dtype"_a, "n_draft"_a.none(), "parent"_a.none(), "slot_in"_a.none(), "windows"_a.none());
+  m.def("run_state_copy", &run_state_copy, doc, "stream"_a, "states"_a.none(), "dtype"_a, "src"_a.none(),
+        "dst"_a.none(), "clear"_a.none());
 }
 
 }  // namespace kadence::python

@@ -82,6 +82,7 @@ def cpu(threads: int | None = None, isa: str = 'auto') -> _core.Device:
     return _cpu(threads or _cpu_count(), isa)
 
 
+@functools.cache
 def cuda(ordinal: int = 0) -> _core.Device:
     """A CUDA device. NotImplementedError says why there is none."""
     return _core.cuda_device(ordinal)

@@ -1,7 +1,7 @@
 """MoonshotAI's FlashKDA: `flash_kda.fwd` (signature of July 2026)."""
 
 from ..arrays import Array, dtype_name
-from .common import Call, invalid, packed, refuse, rows_of, upload, want_dtype, want_shape
+from .common import Call, invalid, packed, refuse, rows_of, shares, upload, want_dtype, want_shape
 
 __all__ = ['fwd']
 
@@ -51,19 +51,10 @@ def fwd(
     ))
     identity, none = list(range(n)), [-1] * n
     sizes = (n if initial_state is not None else 0, n if final_state is not None else 0, 0)
-    # In place is allowed row by row, so the pools count as one when they are.
-    same = initial_state is not None and initial_state is final_state
+    in_place = initial_state is not None and final_state is not None and shares(initial_state, final_state)
     md = upload(call, plan, rows, identity if initial_state is not None else none, identity if final_state is not None else none, sizes,
-                same_pool=same)
+                shared='states' if in_place else 'none')
     flat = packed(out, strict=True)
-    if flat.base is not out and not _shares(flat, out):
+    if not shares(flat, out):
         refuse(f, 'out of this layout', 'batch and tokens must be one dimension without a copy')
     call.run_extend(plan, md, flat, states_in=initial_state, states_out=final_state)
-
-
-def _shares(a: Array, b: Array) -> bool:
-    if hasattr(a, 'data_ptr'):
-        return a.data_ptr() == b.data_ptr()
-    import numpy as np
-
-    return np.shares_memory(a, b)

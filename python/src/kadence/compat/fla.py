@@ -3,7 +3,7 @@
 import warnings
 
 from ..arrays import Array, dense, dtype_name, ints, is_torch, new, swap_last_two, zeros
-from .common import Call, FLOATS, cached_plan, copy_rows_converted, invalid, refuse, rows_of, upload, want_dtype, want_shape
+from .common import FLOATS, Call, copy_rows_converted, invalid, refuse, rows_of, upload, want_dtype, want_shape
 
 __all__ = ['chunk_kda', 'fused_recurrent_kda']
 
@@ -133,7 +133,7 @@ def _run(
         states = states_in if states_in is not None else zeros(q, (n, *shape), 'float32')
         final = new(q, (n, *shape), 'float32')
         plan = call.plan(call.problem(phase='step', state_in=state_dtype, max_rows=n, max_tokens=n))
-        slots = ints(range(n) if is_torch(q) is False else list(range(n)), q)
+        slots = ints(list(range(n)), q)
         call.run_step(plan, slots, slots, out, states_in=states, states_out=final)
         h = None
     else:

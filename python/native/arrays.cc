@@ -57,13 +57,16 @@ Array::Array(nb::handle object, const char* name, Access access, const device::D
   bool bf16 = false;
   const nb::object exported = exportable(object, &bf16);
   nb::ndarray<nb::ro> read;
-  nb::ndarray<> write;
-  const bool readable = nb::try_cast(exported, read);
-  if (!readable)
+  bool readable = false;
+  if (access == Access::kWrite) {
+    nb::ndarray<> write;
+    readable = nb::try_cast(exported, write);
+    if (readable) read = nb::ndarray<nb::ro>(write);
+  }
+  if (!readable && !nb::try_cast(exported, read))
     throw_invalid(name, "an array (numpy, torch or any other with DLPack, without gradients)",
                   nb::cast<std::string>(nb::str(nb::handle(object.type()))));
-  if (access == Access::kWrite && !nb::try_cast(exported, write))
-    throw_invalid(name, "a writable array", "a read-only one");
+  if (access == Access::kWrite && !readable) throw_invalid(name, "a writable array", "a read-only one");
   keep_ = exported;
   data_ = const_cast<void*>(read.data());
   dtype_ = read.dtype();

@@ -21,23 +21,16 @@ struct Slot {
 };
 
 // --- CTAs ------------------------------------------------------------------------------------------------------------
-// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, the last warpgroup loads) or prepares (all
-// warpgroups but the last compute, the last one moves their slots).
-#ifndef KADENCE_EXTEND_PREP_GROUPS
-#define KADENCE_EXTEND_PREP_GROUPS 4
-#endif
-inline constexpr int kPrepGroups = KADENCE_EXTEND_PREP_GROUPS;
+// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, warpgroup 3 loads) or prepares (warpgroups 0
+// to 2 compute, warpgroup 3 moves their slots).
+inline constexpr int kThreads = 512;
+inline constexpr int kPrepGroups = 3;
 inline constexpr int kMoveGroup = kPrepGroups;
-inline constexpr int kThreads = (kPrepGroups + 1) * 128;
-inline constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;  // a thread, from the launch bounds
-inline constexpr int kLoadRegisters = 32, kIdleRegisters = 24, kMoveRegisters = 32;
-inline constexpr int kScanRegisters = kPrepGroups == 4 ? 200 : 224;
-inline constexpr int kPrepRegisters = kPrepGroups == 4 ? 112 : 152;
-// Whether a preparing warpgroup holds the next chunk's inputs in registers while it works on this one.
-inline constexpr bool kHoldNext = kPrepGroups < 4;
-static_assert(2 * kScanRegisters + (kPrepGroups - 2) * kIdleRegisters + kLoadRegisters <=
-              (kPrepGroups + 1) * kEntryRegisters);
-static_assert(kPrepGroups * kPrepRegisters + kMoveRegisters <= (kPrepGroups + 1) * kEntryRegisters);
+inline constexpr int kEntryRegisters = 128;  // a thread, from the launch bounds
+inline constexpr int kScanRegisters = 224, kIdleRegisters = 24, kLoadRegisters = 40;
+inline constexpr int kPrepRegisters = 152, kMoveRegisters = 56;
+static_assert(2 * kScanRegisters + kIdleRegisters + kLoadRegisters <= 4 * kEntryRegisters);
+static_assert(kPrepGroups * kPrepRegisters + kMoveRegisters <= 4 * kEntryRegisters);
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
 inline constexpr int kScanStages = 4;
@@ -61,10 +54,12 @@ struct Prep {
   static constexpr int kMail = kMixExact + 1536;          // Mail, see kernel.cuh
   static constexpr int kMailBytes = 192;
   static constexpr int kBytes = (kMail + kMailBytes + 1023) / 1024 * 1024;
-  // Overlays: k 2^-p until W is written; sums until L is; the exact path's table.
+  // Overlays: k 2^-p until W is written; sums until L is; tables of the exact path under the slot.
   static constexpr int kInverseKeys = Slot::kUpdate;
-  static constexpr int kGroupSums = kLower;        // fp32[4][128]: log2 decay of each warp's tokens
-  static constexpr int kExactDecay = kUpdateKeys;  // fp32[32][128], until the factors are written
+  static constexpr int kGroupSums = kLower;          // fp32[4][128]: log2 decay of each warp's tokens
+  static constexpr int kExactDecay = 0;              // fp32[32][128]
+  static constexpr int kExactKeys = 16384;           // bf16[32][128]
+  static constexpr int kExactQueries = kSecondHalf;  // bf16[32][128]
 };
 inline constexpr int kMailSlots = 4;  // items announced to a preparing warpgroup at a time
 inline constexpr int kSharedBarriers =
@@ -106,8 +101,8 @@ struct Schedule {
   int32_t chunk[kMaxScanners + 1];  // number of its first chunk
 };
 // Measured cost of a chunk and head in nanoseconds, for the choice of `scanners` and `width` alone.
-inline constexpr int kCostScanWhole = 850, kCostScanHalf = 600, kCostPrep = 1450;
-inline constexpr int kRowWeight = 4;  // of loading and storing a state, in chunks
+inline constexpr int kCostScanWhole = 850, kCostScanHalf = 580, kCostPrep = 1950;
+inline constexpr int kRowWeight = 6;  // of loading and storing a state, in chunks
 
 inline constexpr int kSharedBytes =
     kSharedSchedule + static_cast<int>(sizeof(Schedule)) + 1024;  // 1 KB to align the base

@@ -34,7 +34,18 @@ __device__ __forceinline__ Place place_of(const RingParams& p, int rows, int num
   return {head, row.token + at, min(kChunk, row.len - at)};
 }
 
-// --- scanning CTA, warpgroup 4, warp 0: slots and values into the stages ---------------------------------------------
+// Asks for the initial state of an item, or for one half of it, to be in the L2 cache when its scan begins.
+__device__ __forceinline__ void prefetch_state(const RingParams& p, int row, int head, int half, int width, int l) {
+  const int slot = p.row_info[row].state_in;
+  if (slot < 0) return;
+  const int64_t size = p.state_in.dtype == static_cast<int>(DType::kF32) ? 4 : 2;
+  const char* state = static_cast<const char*>(p.state_in.base) +
+                      (slot * p.state_in.pitch + (head * 2 + half) * (kDim * kDim / 2)) * size;
+  const int bytes = static_cast<int>(size) * (kDim * kDim / 2) * width;
+  for (int b = l * 128; b < bytes; b += 32 * 128) prefetch_l2(state + b);
+}
+
+// --- scanning CTA, warpgroup 3, warp 0: slots and values into the stages ---------------------------------------------
 __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule& c, uint32_t shared, int scanner,
                                             int half, int l) {
   const uint32_t full = shared + kSharedBarriers, empty = full + kScanStages * 8;
@@ -59,6 +70,11 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
       token = p.row_info[row].token, left = (p.row_info[row].len + kChunk - 1) / kChunk;
       if (left == 0) head = p.heads - 1;  // no head of an empty row has any
       if (left == 0 && at == 0) head = 0, ++row;
+      if (left > 0) {
+        const int next_head = head + 1 == p.heads ? 0 : head + 1, next_row = next_head ? row : row + 1;
+        if (next_row * p.heads + next_head < c.item[scanner + 1])
+          prefetch_state(p, next_row, next_head, half, width, l);
+      }
     }
     if (at >= kScanStages) {
       // A slot's place in the ring is free once it has been read into its stage.
@@ -113,7 +129,7 @@ __device__ __forceinline__ void scan_items(const RingParams& p, const Schedule& 
   }
 }
 
-// --- preparing CTA, warpgroups 0 to 3 --------------------------------------------------------------------------------
+// --- preparing CTA, warpgroups 0 to 2 --------------------------------------------------------------------------------
 __device__ __forceinline__ void zero_spans(const RingParams& p, const Schedule& c, int group, int groups, int tid) {
   const int row_bytes = p.heads * kDim * 2;
   for (int i = 0; i < c.spans; ++i) {
@@ -160,17 +176,14 @@ __device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, cons
         [&] {
           if (turn > 0) mbarrier_wait(bars.free, (turn - 1) & 1);
         },
-        [&] {
-          if constexpr (kHoldNext) load(turn + 1);
-        });
+        [&] { load(turn + 1); });
     fence_proxy_async_shared();
     __syncwarp();
     if ((tid & 31) == 0) mbarrier_arrive(bars.complete);
-    if constexpr (!kHoldNext) load(turn + 1);
   }
 }
 
-// --- preparing CTA, warpgroup 4: a warp hands out the items of a warpgroup and carries its slots to the rings --------
+// --- preparing CTA, warpgroup 3: a warp hands out the items of a warpgroup and carries its slots to the rings --------
 // Chunks are prepared in the order (position in the stream, scanner), dealt in turn to all warpgroups: what is scanned
 // first is prepared first, and the wait for room in a ring is always for slots that were handed out before.
 template <bool kDecayF32>
@@ -198,12 +211,6 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
       advance(ahead);
     }
     const ChunkInputs in = inputs_of<kDecayF32>(p, place.head, place.token, place.count);
-    if (!kHoldNext && l < in.count) {  // a row of inputs a lane, so that the loads find them in the L2 cache
-      const char *k = in.k + l * p.k_pitch * 2, *q = in.q + l * p.q_pitch * 2,
-                 *g = in.decay + l * p.decay_pitch * (kDecayF32 ? 4 : 2);
-      prefetch_l2(k), prefetch_l2(k + 128), prefetch_l2(q), prefetch_l2(q + 128), prefetch_l2(g), prefetch_l2(g + 128);
-      if (kDecayF32) prefetch_l2(g + 256), prefetch_l2(g + 384);
-    }
     if (l == 0) {
       mail.items[turn % kMailSlots] = in;
       mbarrier_arrive(bars.announced + turn % kMailSlots * 8);

@@ -168,6 +168,120 @@ __device__ __forceinline__ void fold(float (&n)[16], int l) {
   if constexpr (kStep > 1) fold<kStep / 2>(n, l);
 }
 
+// Place of lane l's four channels in row r of a tile of 128-byte rows whose key halves are half_bytes apart.
+__device__ __forceinline__ uint32_t place_in_tile(uint32_t tile, int half_bytes, int r, int l) {
+  return tile + (l >> 4) * half_bytes + r * 128 + ((((l & 15) >> 1) ^ (r & 7)) << 4) + (l & 1) * 8;
+}
+
+// Diagonal blocks of -L and M by ordered products of the tokens' decays, fp32, and all tiles but k 2^-p from sums with
+// exponents <= 0 only: right for decays down to -inf. Nothing overflows, nothing is divided.
+// Reads the tables of write_exact_tables (log2 decays, raw keys and queries, norms) and the group sums.
+__device__ __noinline__ void exact_path(uint32_t base, uint32_t beta_place, int w, int l, int barrier,
+                                        float inverse_norm) {
+  float4 sums[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] = ld_shared_v4(base + Prep::kGroupSums + i * 512 + l * 16);
+  named_barrier_sync(barrier, 128);
+  const auto row = [&](int at, int r, float(&x)[4]) {
+    const float2 v = ld_shared_v2(base + at + r * 256 + l * 8);
+    const uint32_t a = __float_as_uint(v.x), b = __float_as_uint(v.y);
+    x[0] = bf16_lo(a), x[1] = bf16_hi(a), x[2] = bf16_lo(b), x[3] = bf16_hi(b);
+  };
+  const auto decay_row = [&](int r) { return ld_shared_v4(base + Prep::kExactDecay + r * 512 + l * 16); };
+#pragma unroll 1
+  for (int n = 0; n < 8; ++n) {  // four rows of each block a warp, short and long ones
+    const int block = n >> 2, m = n & 3, i = m == 0 ? w : m == 1 ? 7 - w : m == 2 ? 8 + w : 15 - w, ri = block * 16 + i;
+    float ki[4], qi[4], decay[4] = {1, 1, 1, 1}, low = 0, mix = 0;
+    row(Prep::kExactKeys, ri, ki), row(Prep::kExactQueries, ri, qi);
+    // Row i walks back over j with the running product of the decays of j + 1 .. i.
+#pragma unroll 1
+    for (int j = i; j >= 0; --j) {
+      float kj[4], a = 0, b = 0;
+      row(Prep::kExactKeys, block * 16 + j, kj);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float x = decay[c] * kj[c];
+        a = fmaf(ki[c], x, a), b = fmaf(qi[c], x, b);
+      }
+#pragma unroll
+      for (int s = 16; s > 0; s >>= 1) a += __shfl_xor_sync(~0u, a, s), b += __shfl_xor_sync(~0u, b, s);
+      if (l == j) low = a, mix = b;
+      const float4 e = decay_row(block * 16 + j);
+      decay[0] *= exp2_approx(e.x), decay[1] *= exp2_approx(e.y), decay[2] *= exp2_approx(e.z),
+          decay[3] *= exp2_approx(e.w);
+    }
+    if (l < 16) {
+      const float kj = -ld_shared(base + Prep::kNorms + (block * 16 + l) * 4);  // 1 / |k_j|
+      const float beta = ld_shared(beta_place + ri * 4);
+      st_shared(base + Prep::kLower + block * 1024 + l * 64 + i * 4,
+                l < i ? low * kj * ld_shared(base + Prep::kNorms + ri * 4) * beta : 0.0f);
+      const float m_ij = l <= i ? mix * kj * ld_shared(base + Prep::kNorms + 128 + ri * 4) : 0.0f;
+      asm volatile("st.shared.b16 [%0], %1;" ::"r"(base + Prep::kMixExact + block * 768 + i * 48 + l * 2),
+                   "h"(__half_as_ushort(__float2half_rn(m_ij)))
+                   : "memory");
+    }
+  }
+  float g[8][4], k[8][4], q[8][4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 x = decay_row(w * 8 + i);
+    g[i][0] = x.x, g[i][1] = x.y, g[i][2] = x.z, g[i][3] = x.w;
+    row(Prep::kExactKeys, w * 8 + i, k[i]), row(Prep::kExactQueries, w * 8 + i, q[i]);
+  }
+  named_barrier_sync(barrier, 128);  // the tables lie where the factors go
+  const auto parts = [](float4 v, float(&x)[4]) { x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w; };
+  const float4 zero = make_float4(0, 0, 0, 0);
+  float a[4], b[4], run[4], tail[4], e_first[4], e_second[4];
+  parts(sums[0], a), parts(sums[1], b);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) e_first[c] = exp2_approx(a[c] + b[c]);
+  parts(sums[2], a), parts(sums[3], b);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) e_second[c] = exp2_approx(a[c] + b[c]);
+  parts(w == 1 ? sums[0] : w == 3 ? sums[2] : zero, run);   // of the tokens of this half before this warp's
+  parts(w == 0 ? sums[1] : w == 2 ? sums[3] : zero, tail);  // and after them
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int r = w * 8 + i;
+    const float rk = __shfl_sync(~0u, inverse_norm, i), rq = __shfl_sync(~0u, inverse_norm, 8 + i);
+    float kp[4], qp[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      run[c] += g[i][c];
+      const float e = exp2_approx(run[c]);
+      kp[c] = k[i][c] * rk * e, qp[c] = q[i][c] * rq * e;
+    }
+    if (w >= 2) {
+      const uint32_t half = place_in_tile(base + Prep::kSecondHalf, 2048, r - 16, l);
+      st_shared_v2(half, pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
+      st_shared_v2(half + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) kp[c] *= e_first[c], qp[c] *= e_first[c];
+    }
+    const uint32_t state = place_in_tile(base + Slot::kKeyQuery, 8192, r, l);
+    st_shared_v2(state, pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
+    st_shared_v2(state + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
+  }
+#pragma unroll
+  for (int i = 7; i >= 0; --i) {
+    const int r = w * 8 + i;
+    const float rk = -__shfl_sync(~0u, inverse_norm, i);
+    float kr[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      kr[c] = k[i][c] * rk * exp2_approx(tail[c]);
+      tail[c] += g[i][c];
+    }
+    if (w < 2) {
+      st_shared_v2(place_in_tile(base + Prep::kCornerKeys, 2048, r, l), pack_bf16(kr[0], kr[1]),
+                   pack_bf16(kr[2], kr[3]));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) kr[c] *= e_second[c];
+    }
+    st_shared_v2(place_in_tile(base + Prep::kUpdateKeys, 4096, r, l), pack_f16(kr[0], kr[1]), pack_f16(kr[2], kr[3]));
+  }
+}
+
 // The chunk of one preparing warpgroup. `base` is its shared memory, `barrier` its named barrier.
 template <KdaGate kGate, bool kExact, bool kDecayF32>
 struct ChunkPrep {
@@ -182,7 +296,7 @@ struct ChunkPrep {
   __device__ __forceinline__ void sync() const { named_barrier_sync(barrier, 128); }
   // Row `r` of a two-half tile of 128-byte rows at `at`: this lane's four channels.
   __device__ __forceinline__ uint32_t lane_place(int at, int half_bytes, int r) const {
-    return base + at + (l >> 4) * half_bytes + r * 128 + ((((l & 15) >> 1) ^ (r & 7)) << 4) + (l & 1) * 8;
+    return place_in_tile(base + at, half_bytes, r, l);
   }
 
   // All of it but the hand-over. before_writes runs before the slot image is overwritten, after_factors once the
@@ -215,7 +329,6 @@ struct ChunkPrep {
     }
     st_shared_v4(base + Prep::kGroupSums + w * 512 + l * 16, make_float4(total[0], total[1], total[2], total[3]));
     before_writes();
-    park(raw);
     sync();
 
     bool exact = false;
@@ -234,18 +347,14 @@ struct ChunkPrep {
     float e_first[4], e_second[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) e_first[c] = exp2_approx(first[c]), e_second[c] = exp2_approx(second[c]);
-    if constexpr (kExact) {
-      if (exact) pair_products(g, inverse_norm);
-    }
     if (w == 0)
       st_shared_v4(base + Slot::kDecay + l * 16, make_float4(e_first[0] * e_second[0], e_first[1] * e_second[1],
                                                              e_first[2] * e_second[2], e_first[3] * e_second[3]));
-    const float4 before = w == 1 ? s0 : w == 3 ? s2 : make_float4(0, 0, 0, 0);
     if (kExact && exact) {
-      const float4 after = w == 0 ? s1 : w == 2 ? s3 : make_float4(0, 0, 0, 0);
-      exact_factors(g, inverse_norm, before, after, e_first, e_second);
+      write_exact_tables(raw, g, inverse_norm);
+      exact_path(base, beta_place, w, l, barrier, inverse_norm);
     } else {
-      anchored_factors(g, inverse_norm, before, e_first, e_second);
+      anchored_factors(raw, g, inverse_norm, w == 1 ? s0 : w == 3 ? s2 : make_float4(0, 0, 0, 0), e_first, e_second);
     }
     after_factors();
     sync();
@@ -271,26 +380,11 @@ struct ChunkPrep {
     return rsqrt_approx(n[0] + __shfl_xor_sync(~0u, n[0], 16) + kL2NormEps) * ((l & 8) ? p.scale : -1.0f);
   }
 
-  // Keys and queries as read wait in shared memory, each thread's where its own kd and qd will be, so that they take no
-  // registers while the gate is computed and its results are used.
-  __device__ __forceinline__ void park(const RawChunk<kDecayF32>& raw) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t at = lane_place(Slot::kKeyQuery, 8192, w * 8 + i);
-      st_shared_v2(at, raw.k[i].x, raw.k[i].y);
-      st_shared_v2(at + 4096, raw.q[i].x, raw.q[i].y);
-    }
-  }
-  static __device__ __forceinline__ void unpark(uint32_t at, float (&x)[4]) {
-    const float2 v = ld_shared_v2(at);
-    const uint32_t a = __float_as_uint(v.x), b = __float_as_uint(v.y);
-    x[0] = bf16_lo(a), x[1] = bf16_hi(a), x[2] = bf16_lo(b), x[3] = bf16_hi(b);
-  }
-
   // kd, qd, k 2^-p and the two decayed key tiles from exponents of both signs around the anchors. One code path for
   // both halves of the chunk: what only one of them needs is computed by both, which costs less than branches.
-  __device__ __forceinline__ void anchored_factors(const float (&g)[8][4], float inverse_norm, float4 before,
-                                                   const float (&e_first)[4], const float (&e_second)[4]) const {
+  __device__ __forceinline__ void anchored_factors(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
+                                                   float inverse_norm, float4 before, const float (&e_first)[4],
+                                                   const float (&e_second)[4]) const {
     const bool second = w >= 2;
     float run[4] = {before.x, before.y, before.z, before.w}, state[4], update[4];
 #pragma unroll
@@ -301,10 +395,10 @@ struct ChunkPrep {
     const uint32_t in4096 = lane_place(0, 4096, w * 8), in8192 = lane_place(0, 8192, w * 8),
                    in2048 = lane_place(0, 2048, (w & 1) * 8);
     float rk = __shfl_sync(~0u, inverse_norm, 0), rq = __shfl_sync(~0u, inverse_norm, 8);
-    float k[4], q[4];
-    unpark(in8192 + Slot::kKeyQuery, k), unpark(in8192 + Slot::kKeyQuery + 4096, q);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
+      const float k[4] = {bf16_lo(raw.k[i].x), bf16_hi(raw.k[i].x), bf16_lo(raw.k[i].y), bf16_hi(raw.k[i].y)};
+      const float q[4] = {bf16_lo(raw.q[i].x), bf16_hi(raw.q[i].x), bf16_lo(raw.q[i].y), bf16_hi(raw.q[i].y)};
       float kp[4], qp[4], km[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -316,15 +410,10 @@ struct ChunkPrep {
         const float e = exp2_approx(pc), f = exp2_approx(-pc), kn = k[c] * rk;  // kn = -k / |k|
         kp[c] = kn * e, qp[c] = q[c] * rq * e, km[c] = -kn * f;
       }
-      // Row i of a group of eight: its 16-byte pieces are swapped by i. The next row's inputs are read before this
-      // row's results are written, since the compiler must assume that they overlap.
+      if (i < 7) rk = __shfl_sync(~0u, inverse_norm, i + 1), rq = __shfl_sync(~0u, inverse_norm, 9 + i);
+      // Row i of a group of eight: its 16-byte pieces are swapped by i.
       const uint32_t a4096 = (in4096 + i * 128) ^ (i << 4), a8192 = (in8192 + i * 128) ^ (i << 4),
                      a2048 = (in2048 + i * 128) ^ (i << 4);
-      if (i < 7) {
-        rk = __shfl_sync(~0u, inverse_norm, i + 1), rq = __shfl_sync(~0u, inverse_norm, 9 + i);
-        const uint32_t next = (in8192 + (i + 1) * 128) ^ ((i + 1) << 4);
-        unpark(next + Slot::kKeyQuery, k), unpark(next + Slot::kKeyQuery + 4096, q);
-      }
       st_shared_v2(a4096 + Prep::kInverseKeys, pack_bf16(km[0], km[1]), pack_bf16(km[2], km[3]));
       st_shared_v2_if(second, a2048 + Prep::kSecondHalf, pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
       st_shared_v2_if(second, a2048 + Prep::kSecondHalf + 4096, pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
@@ -338,105 +427,18 @@ struct ChunkPrep {
     }
   }
 
-  // The same tiles but k 2^-p, with exponents <= 0 only: suffix sums for what updates the state, prefix sums for what
-  // reads it. Holds for decays down to -inf. The keys that read the state replace the parked ones, so they come last.
-  __device__ __forceinline__ void exact_factors(const float (&g)[8][4], float inverse_norm, float4 before, float4 after,
-                                                const float (&e_first)[4], const float (&e_second)[4]) const {
-    float tail[4] = {after.x, after.y, after.z, after.w};
-#pragma unroll
-    for (int i = 7; i >= 0; --i) {
-      const int r = w * 8 + i;
-      const float rk = -__shfl_sync(~0u, inverse_norm, i);
-      float kr[4];
-      unpark(lane_place(Slot::kKeyQuery, 8192, r), kr);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        kr[c] *= rk * exp2_approx(tail[c]);
-        tail[c] += g[i][c];
-      }
-      if (w < 2) {
-        st_shared_v2(lane_place(Prep::kCornerKeys, 2048, r), pack_bf16(kr[0], kr[1]), pack_bf16(kr[2], kr[3]));
-#pragma unroll
-        for (int c = 0; c < 4; ++c) kr[c] *= e_second[c];
-      }
-      st_shared_v2(lane_place(Prep::kUpdateKeys, 4096, r), pack_f16(kr[0], kr[1]), pack_f16(kr[2], kr[3]));
-    }
-    float run[4] = {before.x, before.y, before.z, before.w};
+  // Exact path, which few chunks take: everything it reads goes to tables in shared memory, so that what it needs in
+  // registers does not burden the other path.
+  __device__ __forceinline__ void write_exact_tables(const RawChunk<kDecayF32>& raw, const float (&g)[8][4],
+                                                     float inverse_norm) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int r = w * 8 + i;
-      const float rk = __shfl_sync(~0u, inverse_norm, i), rq = __shfl_sync(~0u, inverse_norm, 8 + i);
-      float kp[4], qp[4];
-      unpark(lane_place(Slot::kKeyQuery, 8192, r), kp), unpark(lane_place(Slot::kKeyQuery, 8192, 32 + r), qp);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        run[c] += g[i][c];
-        const float e = exp2_approx(run[c]);
-        kp[c] *= rk * e, qp[c] *= rq * e;
-      }
-      if (w >= 2) {
-        store_second_half(r - 16, kp, qp);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) kp[c] *= e_first[c], qp[c] *= e_first[c];
-      }
-      store_state_factors(r, kp, qp);
+      st_shared_v4(base + Prep::kExactDecay + r * 512 + l * 16, make_float4(g[i][0], g[i][1], g[i][2], g[i][3]));
+      st_shared_v2(base + Prep::kExactKeys + r * 256 + l * 8, raw.k[i].x, raw.k[i].y);
+      st_shared_v2(base + Prep::kExactQueries + r * 256 + l * 8, raw.q[i].x, raw.q[i].y);
     }
-  }
-  __device__ __forceinline__ void store_state_factors(int r, const float (&kp)[4], const float (&qp)[4]) const {
-    st_shared_v2(lane_place(Slot::kKeyQuery, 8192, r), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
-    st_shared_v2(lane_place(Slot::kKeyQuery, 8192, 32 + r), pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
-  }
-  __device__ __forceinline__ void store_second_half(int r, const float (&kp)[4], const float (&qp)[4]) const {
-    st_shared_v2(lane_place(Prep::kSecondHalf, 2048, r), pack_bf16(kp[0], kp[1]), pack_bf16(kp[2], kp[3]));
-    st_shared_v2(lane_place(Prep::kSecondHalf + 4096, 2048, r), pack_bf16(qp[0], qp[1]), pack_bf16(qp[2], qp[3]));
-  }
-
-  // Exact path: the two diagonal blocks of -L and M by ordered products of the tokens' decays, fp32. Row i walks back
-  // over j with the running product of e_(j+1) .. e_i: nothing overflows, nothing is divided.
-  __device__ __forceinline__ void pair_products(const float (&g)[8][4], float inverse_norm) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      st_shared_v4(base + Prep::kExactDecay + (w * 8 + i) * 512 + l * 16,
-                   make_float4(exp2_approx(g[i][0]), exp2_approx(g[i][1]), exp2_approx(g[i][2]), exp2_approx(g[i][3])));
     if (l < 16) st_shared(base + Prep::kNorms + (w * 8 + (l & 7)) * 4 + (l & 8) * 16, inverse_norm);
-    sync();
-#pragma unroll 1
-    for (int n = 0; n < 8; ++n) {  // four rows of each block a warp, long and short ones
-      const int block = n >> 2, m = n & 3,
-                i = m == 0   ? w
-                    : m == 1 ? 7 - w
-                    : m == 2 ? 8 + w
-                             : 15 - w,
-                ri = block * 16 + i;
-      float ki[4], qi[4], decay[4] = {1, 1, 1, 1}, low = 0, mix = 0;
-      unpark(lane_place(Slot::kKeyQuery, 8192, ri), ki), unpark(lane_place(Slot::kKeyQuery, 8192, 32 + ri), qi);
-#pragma unroll 1
-      for (int j = i; j >= 0; --j) {
-        float kj[4], a = 0, b = 0;
-        unpark(lane_place(Slot::kKeyQuery, 8192, block * 16 + j), kj);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float x = decay[c] * kj[c];
-          a = fmaf(ki[c], x, a), b = fmaf(qi[c], x, b);
-        }
-#pragma unroll
-        for (int s = 16; s > 0; s >>= 1) a += __shfl_xor_sync(~0u, a, s), b += __shfl_xor_sync(~0u, b, s);
-        if (l == j) low = a, mix = b;
-        const float4 e = ld_shared_v4(base + Prep::kExactDecay + (block * 16 + j) * 512 + l * 16);
-        decay[0] *= e.x, decay[1] *= e.y, decay[2] *= e.z, decay[3] *= e.w;
-      }
-      if (l < 16) {
-        const float kj = -ld_shared(base + Prep::kNorms + (block * 16 + l) * 4);  // 1 / |k_j|
-        const float beta = ld_shared(beta_place + ri * 4);
-        st_shared(base + Prep::kLower + block * 1024 + l * 64 + i * 4,
-                  l < i ? low * kj * ld_shared(base + Prep::kNorms + ri * 4) * beta : 0.0f);
-        const float m_ij = l <= i ? mix * kj * ld_shared(base + Prep::kNorms + 128 + ri * 4) : 0.0f;
-        asm volatile("st.shared.b16 [%0], %1;" ::"r"(base + Prep::kMixExact + block * 768 + i * 48 + l * 2),
-                     "h"(__half_as_ushort(__float2half_rn(m_ij)))
-                     : "memory");
-      }
-    }
-    sync();
   }
 
   // L and M by tensor cores, T = (I + L)^-1 by substitution, then W = (T diag(beta))^T kr and M' = M T diag(beta).

@@ -179,14 +179,15 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   const auto weight_of = [&](int k) { return (p.row_info[k].len + kChunk - 1) / kChunk + kRowWeight; };
   for (int k = tid; k < base.rows; k += kRowThreads) atomicMax(&heaviest, weight_of(k));
   __syncthreads();
-  const int64_t items = static_cast<int64_t>(base.rows) * heads, all = static_cast<int64_t>(base.weight) * heads;
+  const int64_t items = static_cast<int64_t>(base.rows) * heads, all = static_cast<int64_t>(base.weight) * heads,
+                chunks = static_cast<int64_t>(base.chunks) * heads;
   // Choice 2 n + 1: n scanners of whole states; 2 n: of two halves. Its cost in microseconds is that of the slower
   // side.
   for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads) {
     const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
     if (n > items || left < 1 || kPrepGroups * left < n) continue;
-    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest);
-    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = all * kCostPrep / left;
+    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest / 2);
+    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = chunks * kCostPrep / left;
     atomicMin(&best_cost,
               static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1))));
   }
@@ -194,8 +195,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads) {
     const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
     if (n > items || left < 1 || kPrepGroups * left < n) continue;
-    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest);
-    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = all * kCostPrep / left;
+    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest / 2);
+    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = chunks * kCostPrep / left;
     if (static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1))) ==
         best_cost)
       atomicMin(&best_choice, choice);

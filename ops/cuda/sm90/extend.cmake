@@ -6,3 +6,4 @@ kadence_cuda_sources("${KADENCE_GENCODE_SM90}"
   cuda/sm90/extend_ring/inst/bounded_exact.cu
   cuda/sm90/extend_ring/inst/softplus.cu
   cuda/sm90/extend_ring/inst/given.cu)
+kadence_test(kda_sm90_extend_plan_test SOURCES cuda/sm90/extend_ring/plan_test.cc LINK kadence_ops_kda LABELS ops)

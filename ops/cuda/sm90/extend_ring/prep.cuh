@@ -176,7 +176,7 @@ __device__ __forceinline__ uint32_t place_in_tile(uint32_t tile, int half_bytes,
 // Diagonal blocks of -L and M by ordered products of the tokens' decays, fp32, and all tiles but k 2^-p from sums with
 // exponents <= 0 only: right for decays down to -inf. Nothing overflows, nothing is divided.
 // Reads the tables of write_exact_tables (log2 decays, raw keys and queries, norms) and the group sums.
-__device__ __noinline__ void exact_path(uint32_t base, uint32_t beta_place, int w, int l, int barrier,
+static __device__ __noinline__ void exact_path(uint32_t base, uint32_t beta_place, int w, int l, int barrier,
                                         float inverse_norm) {
   float4 sums[4];
 #pragma unroll

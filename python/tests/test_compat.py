@@ -11,6 +11,13 @@ NAN = np.float32('nan')
 bf16 = ml_dtypes.bfloat16
 
 
+def hide_values(monkeypatch):
+    """As if the index arrays were on a GPU: nothing may look at their values."""
+    for module in (common, flashinfer):
+        monkeypatch.setattr(module, 'on_host', lambda x: False)
+        monkeypatch.setattr(module, 'to_list', None)
+
+
 def batched(i, B=1):
     return [x.reshape(B, -1, *x.shape[1:]) if B > 1 else x[None] for x in (i.q, i.k, i.v, i.x, i.b)]
 
@@ -53,9 +60,8 @@ def test_fla_without_l2norm_and_negative_eigenvalues():
 
 @pytest.mark.parametrize('hidden', [False, True], ids=['host', 'device'])
 def test_fla_varlen(hidden, monkeypatch):
-    if hidden:  # as if the offsets were on a GPU: nothing may look at their values
-        monkeypatch.setattr(common, 'on_host', lambda x: False)
-        monkeypatch.setattr(common, 'to_list', None)
+    if hidden:
+        hide_values(monkeypatch)
     begin = np.array([0, 100, 100, 164, 165], np.int64)
     i = Inputs(165, seed=14)
     start = i.state(4)
@@ -195,9 +201,7 @@ GATE = dict(use_gate_in_kernel=True, lower_bound=-5.0, beta_is_logit=True)
 @pytest.mark.parametrize('hidden', [False, True], ids=['host', 'device'])
 def test_flashinfer_indexed_checkpoints(hidden, every, monkeypatch):
     if hidden:
-        monkeypatch.setattr(common, 'on_host', lambda x: False)
-        for module in (common, flashinfer):
-            monkeypatch.setattr(module, 'to_list', None)
+        hide_values(monkeypatch)
     lengths = [130, 0, 63, 256]
     begin = np.cumsum([0] + lengths)
     i = Inputs(begin[-1], seed=31)
@@ -258,7 +262,10 @@ def test_flashinfer_decode_and_padded_rows():
         close(pool[slot], s[1], 1e-5)
 
 
-def test_flashinfer_without_a_state():
+@pytest.mark.parametrize('hidden', [False, True], ids=['host', 'device'])
+def test_flashinfer_without_a_state(hidden, monkeypatch):
+    if hidden:
+        hide_values(monkeypatch)
     i = Inputs(2 * 70, seed=34)
     out, final = flashinfer.recurrent_kda(*batched(i, 2), i.A_log, i.dt_bias, output_final_state=True, **GATE)
     for b in range(2):

@@ -43,14 +43,16 @@ def zeros(like: Array, shape, dtype: str) -> Array:
     return x
 
 
-def ints(values, like: Array, dtype: str = 'int32') -> Array:
-    """An integer array on the device of `like`."""
+def slots(count: int, like: Array, present: bool = True) -> Array:
+    """int32 0..count-1 (or -1, count times) on the device of `like`, made there: no copy from the host, no wait."""
     if is_torch(like):
         torch = sys.modules['torch']
-        return torch.tensor(values, dtype=getattr(torch, dtype), device=like.device)
+        if present:
+            return torch.arange(count, dtype=torch.int32, device=like.device)
+        return torch.full((count,), -1, dtype=torch.int32, device=like.device)
     import numpy as np
 
-    return np.asarray(values, dtype)
+    return np.arange(count, dtype=np.int32) if present else np.full(count, -1, np.int32)
 
 
 def on_host(x: Array) -> bool:

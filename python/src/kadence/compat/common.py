@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from .. import _core
-from ..arrays import Array, address, dense, dtype_name, ints, is_torch, new, on_host, to_list, widened, zeros
+from ..arrays import Array, address, dense, dtype_name, is_torch, new, on_host, slots, to_list, widened, zeros
 from ..operators import device_metadata, extend, metadata, step
 from ..planning import Options, Problem, device_of, plan_kda
 
@@ -191,27 +191,30 @@ def rows_of(call: Call, cu_seqlens: Array | None, cu_seqlens_cpu: Array | None =
     return Rows(count, begin, None)
 
 
-def host_metadata(call: Call, plan: _core.Plan, rows: Rows, state_in, state_out, slots, checkpoints, shared: str) -> _core.Metadata:
+def host_metadata(call: Call, plan: _core.Plan, rows: Rows, state_in, state_out, sizes, checkpoints, shared: str) -> _core.Metadata:
     # torch's allocator hands out memory in stream order; allocating and freeing here would wait for the device.
     buffer = None if on_host(call.q) else new(call.q, (plan.metadata_bytes,), 'uint8')
-    return metadata(plan, rows.begin, state_in, state_out, checkpoints=checkpoints, slots=slots, tokens=call.B * call.T, shared=shared, buffer=buffer)
+    return metadata(plan, rows.begin, state_in, state_out, checkpoints=checkpoints, slots=sizes, tokens=call.B * call.T, shared=shared, buffer=buffer)
 
 
-def upload(call: Call, plan: _core.Plan, rows: Rows, state_in, state_out, slots, checkpoints=None, shared='none') -> _core.Metadata:
-    """Metadata of either kind; state_in, state_out: host lists (identity or constant slots of the adapters)."""
+def upload(call: Call, plan: _core.Plan, rows: Rows, has_in: bool, has_out: bool, sizes, checkpoints=None, shared='none') -> _core.Metadata:
+    """Metadata of either kind for row i on slot i (has_in, has_out False: -1, no slot)."""
+    n = rows.count
     if rows.begin is not None:
-        return host_metadata(call, plan, rows, state_in, state_out, slots, checkpoints, shared)
-    assert checkpoints is None
-    return device_metadata(plan, rows.array, ints(state_in, call.q), ints(state_out, call.q))
+        index, none = range(n), [-1] * n
+        return host_metadata(call, plan, rows, index if has_in else none, index if has_out else none, sizes, checkpoints, shared)
+    if checkpoints is not None:
+        raise AssertionError('checkpoints by depth need the lengths on the host')
+    return device_metadata(plan, rows.array, slots(n, call.q, has_in), slots(n, call.q, has_out))
 
 
-def copy_rows_converted(call: Call, source: Array | None, target: Array, slots: list[int], source_dtype: str, target_dtype: str) -> None:
-    """target[slots[i]] <- source[i] (zeros without a source), rounded once: extend's rule for rows of length zero."""
-    n = len(slots)
+def copy_rows_converted(call: Call, source: Array | None, target: Array, places: list[int], source_dtype: str, target_dtype: str) -> None:
+    """target[places[i]] <- source[i] (zeros without a source), rounded once: extend's rule for rows of length zero."""
+    n = len(places)
     problem = call.problem(state_in=source_dtype, state_out=target_dtype, max_rows=n, max_tokens=0)
     plan = call.plan(problem)
     index = list(range(n)) if source is not None else [-1] * n
-    rows = metadata(plan, [0] * (n + 1), index, slots, slots=(n if source is not None else 0, target.shape[0], 0), tokens=0, shared='none')
-    empty = [x[:0] for x in call.inputs()]
+    rows = metadata(plan, [0] * (n + 1), index, places, slots=(n if source is not None else 0, target.shape[0], 0), tokens=0, shared='none')
+    empty = [new(x, (0, *x.shape[2:])) for x in (call.q, call.k, call.v, call.g, call.beta)]
     extend(plan, *empty, metadata=rows, A_log=call.A_log, dt_bias=call.dt_bias, out=new(call.v, (0, call.HV, call.V)),
            states_in=source, states_out=target)

@@ -2,7 +2,7 @@
 
 import warnings
 
-from ..arrays import Array, dense, dtype_name, ints, is_torch, new, swap_last_two, zeros
+from ..arrays import Array, dense, dtype_name, is_torch, new, slots, swap_last_two, zeros
 from .common import FLOATS, Call, copy_rows_converted, invalid, refuse, rows_of, upload, want_dtype, want_shape
 
 __all__ = ['chunk_kda', 'fused_recurrent_kda']
@@ -133,8 +133,8 @@ def _run(
         states = states_in if states_in is not None else zeros(q, (n, *shape), 'float32')
         final = new(q, (n, *shape), 'float32')
         plan = call.plan(call.problem(phase='step', state_in=state_dtype, max_rows=n, max_tokens=n))
-        slots = ints(list(range(n)), q)
-        call.run_step(plan, slots, slots, out, states_in=states, states_out=final)
+        places = slots(n, q)
+        call.run_step(plan, places, places, out, states_in=states, states_out=final)
         h = None
     else:
         final = new(q, (n, *shape), 'float32') if output_final_state else None
@@ -145,10 +145,8 @@ def _run(
             state_in=state_dtype, checkpoints=call.io if with_h else 'float32', seq_int64=rows.int64, max_rows=n,
             max_tokens=call.B * call.T, max_checkpoints=count,
         ))
-        identity, none = list(range(n)), [-1] * n
         sizes = (n if states_in is not None else 0, n if final is not None else 0, h.shape[0] if count else 0)
-        md = upload(call, plan, rows, identity if states_in is not None else none, identity if final is not None else none, sizes,
-                    checkpoints if count else None)
+        md = upload(call, plan, rows, states_in is not None, final is not None, sizes, checkpoints if count else None)
         call.run_extend(plan, md, out, states_in=states_in, states_out=final, checkpoints=h if count else None)
     o = out.reshape(call.B, call.T, call.HV, call.V)
     if not output_final_state:

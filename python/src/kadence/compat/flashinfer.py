@@ -8,7 +8,7 @@ checkpoint_state_indices the destination row of each entry in state_checkpoints 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..arrays import Array, dtype_name, ints, is_torch, new, to_list, zeros
+from ..arrays import Array, dtype_name, is_torch, new, on_host, slots, to_list, zeros
 from ..operators import device_metadata
 from .common import FLOATS, Call, host_metadata, invalid, packed, refuse, rows_of, shares, want_dtype, want_shape
 
@@ -153,12 +153,12 @@ def recurrent_kda(
     if not shares(flat, out):
         refuse(f, 'output of this layout', 'batch and tokens must be one dimension without a copy')
     dtype = 'float32' if states is None else dtype_name(states)
-    slots = ssm_state_indices if ssm_state_indices is not None else ints(list(range(n)) if states is not None else [-1] * n, q)
+    places = ssm_state_indices if ssm_state_indices is not None else slots(n, q, states is not None)
     if decode:
         plan = call.plan(call.problem(phase='step', state_in=dtype, state_out=dtype, max_rows=n, max_tokens=n))
-        call.run_step(plan, slots, slots, flat, states_in=states, states_out=states)
+        call.run_step(plan, places, places, flat, states_in=states, states_out=states)
     else:
-        _prefill(call, rows, slots, states, dtype, flat, every, state_checkpoints, checkpoint_cu_starts, checkpoint_state_indices)
+        _prefill(call, rows, places, states, dtype, flat, every, state_checkpoints, checkpoint_cu_starts, checkpoint_state_indices)
     final = states if output_final_state else None
     return (out, final, state_checkpoints) if every else (out, final)
 
@@ -183,7 +183,7 @@ def _checkpoint_interval(f, state_checkpoints, starts, every, indices) -> int:
     return every
 
 
-def _prefill(call: Call, rows, slots, states, dtype, out, every, pool, starts, indices) -> None:
+def _prefill(call: Call, rows, places, states, dtype, out, every, pool, starts, indices) -> None:
     f, n = call.function, rows.count
     count = 0
     if every:
@@ -199,16 +199,17 @@ def _prefill(call: Call, rows, slots, states, dtype, out, every, pool, starts, i
         max_tokens=call.B * call.T, max_checkpoints=count,
     ))
     size = 0 if states is None else states.shape[0]
-    if rows.begin is not None:
+    if rows.begin is not None and on_host(places):
         same = bool(every) and states is not None and shares(states, pool)
         checkpoints = _host_checkpoints(f, rows.begin, to_list(starts), to_list(indices), every, pool.shape[0]) if count else None
         if every and not count and any(to_list(starts)):
             invalid(f, 'checkpoint_state_indices', f'{to_list(starts)[-1]} entries (the end of checkpoint_cu_starts)', 0)
-        index = to_list(slots)
+        index = to_list(places)
         md = host_metadata(call, plan, rows, index, index, (size, size, pool.shape[0] if every else 0), checkpoints, 'all' if same else 'states')
     else:
         ckpt = _device_checkpoints(starts, indices, every, pool.shape[0]) if count else {}
-        md = device_metadata(plan, rows.array, slots, slots, **ckpt)
+        begin = rows.array if rows.begin is None else slots(n + 1, call.q) * call.T
+        md = device_metadata(plan, begin, places, places, **ckpt)
     call.run_extend(plan, md, out, states_in=states, states_out=states, checkpoints=pool if count else None)
 
 

@@ -49,11 +49,9 @@ def fwd(
         state_out='float32' if final_state is None else dtype_name(final_state), seq_int64=rows.int64, max_rows=n,
         max_tokens=call.B * call.T,
     ))
-    identity, none = list(range(n)), [-1] * n
     sizes = (n if initial_state is not None else 0, n if final_state is not None else 0, 0)
     in_place = initial_state is not None and final_state is not None and shares(initial_state, final_state)
-    md = upload(call, plan, rows, identity if initial_state is not None else none, identity if final_state is not None else none, sizes,
-                shared='states' if in_place else 'none')
+    md = upload(call, plan, rows, initial_state is not None, final_state is not None, sizes, shared='states' if in_place else 'none')
     flat = packed(out, strict=True)
     if not shares(flat, out):
         refuse(f, 'out of this layout', 'batch and tokens must be one dimension without a copy')

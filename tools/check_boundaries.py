@@ -15,7 +15,7 @@ THIRD_PARTY = {
     'prefix': (),
     'state': (),
     'device': ('omp.h', 'cuda', 'unistd.h', 'sys/'),
-    'ops': ('hwy/', 'dnnl', 'oneapi/', 'cuda', 'omp.h', 'sys/', 'mma.h', 'cooperative_groups', 'immintrin.h'),
+    'ops': ('hwy/', 'dnnl', 'oneapi/', 'cuda', 'omp.h', 'sys/', 'mma.h', 'cooperative_groups', 'immintrin.h', 'xmmintrin.h'),
     'engine': (),
 }
 FREE = ('tests', 'bench', 'examples')

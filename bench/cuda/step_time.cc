@@ -231,6 +231,10 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
   };
   const double verify = verify_with(0);
   line("verify 8", verify, step);
+  KdaOptions loose;
+  loose.verify_matches_step = false;
+  const double gram = verify_with(plan_kda(pv, b.stream.info(), loose).variant_);
+  line("verify 8 without step's bits", gram, step);
   std::string more;
   if (sweep)
     for (int its : {1, 2, 4}) {
@@ -269,11 +273,74 @@ void run_shape(Bench& b, const Shape& s, DType state, bool sweep, std::vector<st
     }
   std::snprintf(text, sizeof text,
                 "%-4s H%-3d N%-4d copy %7.2f step %7.2f (%3.0f%%) fused %7.2f fla %6.1f (%4.1fx) verify8 %7.2f (%.2fx) "
+                "loose %7.2f "
                 "commit7 %7.2f (%.2fx) 3 %7.2f 0 %7.2f",
                 state == DType::kF32 ? "f32" : "bf16", s.H, s.N, copy, step, 100 * copy / step, fused, s.fla_us,
-                s.fla_us / step, verify, verify / step, commit7, commit7 / step, commit3, commit0);
+                s.fla_us / step, verify, verify / step, gram, commit7, commit7 / step, commit3, commit0);
   table.push_back(text);
   if (sweep) table.push_back("      " + shapes + more);
+}
+
+// Convolution of prompts and copies of slots, as bytes per second beside the device's own copy.
+void run_streams(Bench& b, std::vector<std::string>& table) {
+  char text[300];
+  for (int channels : {4608, 24576}) {
+    for (int64_t tokens : {512, 8192}) {
+      Memory m(b.stream);
+      const DType io = DType::kBF16;
+      const size_t count = static_cast<size_t>(tokens) * static_cast<size_t>(channels);
+      const int sets = static_cast<int>(std::max<size_t>(2, (size_t{400} << 20) / (count * 4)));
+      char* x = static_cast<char*>(m.fill(count * static_cast<size_t>(sets), io));
+      char* y = static_cast<char*>(m.fill(count * static_cast<size_t>(sets), io));
+      KdaPlan plan;
+      plan.problem_.phase = KdaPhase::kExtend;
+      plan.problem_.bounds = {1, tokens, 0};
+      plan.device_ = b.stream.info();
+      Conv1dExtendArgs a;
+      a.conv.dtype = io, a.conv.channels = channels;
+      a.conv.weight = static_cast<float*>(m.fill(static_cast<size_t>(4 * channels), DType::kF32));
+      a.tokens = tokens;
+      a.metadata.seq_begin = m.ints({0, static_cast<int32_t>(tokens)});
+      a.metadata.state_in = m.ints({0}), a.metadata.state_out = m.ints({0}), a.metadata.rows = 1;
+      a.window_in.base = m.fill(static_cast<size_t>(3 * channels), io), a.window_in.dtype = io, a.window_in.slots = 1,
+      a.window_in.slot_pitch = 3 * channels;
+      a.window_out = a.window_in;
+      const double us = b.time(sets, [&](int i) {
+        const size_t at = static_cast<size_t>(i % sets) * count * 2;
+        a.conv.x = {x + at, channels}, a.conv.y = {y + at, channels};
+        run_conv1d(plan, a, b.stream);
+      });
+      const double copy = b.time(sets, [&](int i) {
+        const size_t at = static_cast<size_t>(i % sets) * count * 2;
+        check(cudaMemcpyAsync(y + at, x + at, count * 2, cudaMemcpyDeviceToDevice, b.native()), "copy");
+      });
+      std::snprintf(text, sizeof text, "conv extend T %5d C %5d: %7.2f us, copy %7.2f (%3.0f%%)",
+                    static_cast<int>(tokens), channels, us, copy, 100 * copy / us);
+      table.push_back(text);
+      if (b.json)
+        std::fprintf(b.json, "{\"op\":\"conv extend\",\"T\":%d,\"C\":%d,\"us\":%.3f,\"copy_us\":%.3f}\n",
+                     static_cast<int>(tokens), channels, us, copy);
+    }
+  }
+  // 16 slots of 12 heads in 8 layers.
+  Memory m(b.stream);
+  StateCopyArgs c;
+  c.HV = 12, c.V = c.K = K, c.copies = 16;
+  const int64_t n = int64_t{c.HV} * K * K;
+  c.states.layers = 8, c.states.slots = 64, c.states.slot_pitch = n, c.states.layer_pitch = 64 * n;
+  char* pool = static_cast<char*>(m.fill(static_cast<size_t>(8 * 64 * n), DType::kF32));
+  c.states.base = pool;
+  std::vector<int32_t> src, dst;
+  for (int i = 0; i < 16; ++i) src.push_back(i), dst.push_back(32 + i);
+  c.src = m.ints(src), c.dst = m.ints(dst);
+  const double us = b.time(8, [&](int) { run_state_copy(c, b.stream); });
+  const size_t half = static_cast<size_t>(8 * 16 * n) * 4;
+  const double copy = b.time(
+      8, [&](int) { check(cudaMemcpyAsync(pool + half, pool, half, cudaMemcpyDeviceToDevice, b.native()), "copy"); });
+  std::snprintf(text, sizeof text, "state copy 16 slots x 8 layers: %7.2f us, copy %7.2f (%3.0f%%)", us, copy,
+                100 * copy / us);
+  table.push_back(text);
+  if (b.json) std::fprintf(b.json, "{\"op\":\"state copy\",\"us\":%.3f,\"copy_us\":%.3f}\n", us, copy);
 }
 
 }  // namespace
@@ -297,6 +364,7 @@ int main(int argc, char** argv) {
     for (const Shape& s : shapes) run_shape(b, s, DType::kF32, sweep, table);
     for (const Shape& s : {Shape{1, 12, 0}, Shape{32, 32, 0}, Shape{128, 32, 0}, Shape{256, 64, 0}})
       run_shape(b, s, DType::kBF16, sweep, table);
+    run_streams(b, table);
   } catch (const std::exception& e) {
     std::printf("error: %s\n", e.what());
     for (const std::string& s : table) std::puts(s.c_str());

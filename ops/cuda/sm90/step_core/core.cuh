@@ -343,8 +343,8 @@ struct RowSums {
     return kBits == 2 ? (it & 2) | (it & 1) << 2 : it << kBits;
   }
 
-  // pk becomes S k in every lane; the result is S q in the owners.
-  __device__ __forceinline__ static float reduce(float (&pk)[ITS], const float (&pq)[ITS], int lane) {
+  // Each lane's share of the sums: S k (bit 0 of the lane clear) or S q of its iteration.
+  __device__ __forceinline__ static float share(const float (&pk)[ITS], const float (&pq)[ITS], int lane) {
     float v[2 * ITS];
 #pragma unroll
     for (int it = 0; it < ITS; ++it) v[it] = pk[it], v[ITS + it] = pq[it];
@@ -362,9 +362,14 @@ struct RowSums {
         v[0] = __fadd_rn(v[0], __shfl_xor_sync(kFullMask, v[0], m));
       }
     }
-#pragma unroll
-    for (int it = 0; it < ITS; ++it) pk[it] = __shfl_sync(kFullMask, v[0], source(it), LANES);
     return v[0];
+  }
+  // pk becomes S k in every lane; the result is S q in the owners.
+  __device__ __forceinline__ static float reduce(float (&pk)[ITS], const float (&pq)[ITS], int lane) {
+    const float mine = share(pk, pq, lane);
+#pragma unroll
+    for (int it = 0; it < ITS; ++it) pk[it] = __shfl_sync(kFullMask, mine, source(it), LANES);
+    return mine;
   }
   // x of this lane's iteration.
   __device__ __forceinline__ static float own(const float (&x)[ITS], int lane) {
@@ -438,6 +443,21 @@ __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Asks for `bytes` (a multiple of 16) to be in the L2 soon. Nothing waits for it.
+__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
+}
+// The CTA that starts about when this one ends, `ahead` CTAs on in launch order: its grid x and row. False if there is
+// none (or ahead is 0). CTAs are launched in the order of x, then y.
+__device__ __forceinline__ bool cta_ahead(int ahead, int rows, unsigned& x, int& row) {
+  const unsigned linear = blockIdx.x + blockIdx.y * gridDim.x + static_cast<unsigned>(ahead);
+  if (ahead == 0 || gridDim.z > 1 || linear >= gridDim.x * gridDim.y) return false;
+  x = linear % gridDim.x, row = static_cast<int>(linear / gridDim.x);
+  return row < rows;
 }
 
 __device__ __forceinline__ void report(int32_t* status, int64_t row, KdaRowStatus reason) {

@@ -18,6 +18,7 @@ class LaunchScope {
     changed_ = previous_ != stream.info().ordinal;
     if (changed_) check(cudaSetDevice(stream.info().ordinal), "cudaSetDevice");
     can_overlap_ = stream.info().sm_major >= 9;
+    sm_count_ = stream.info().sm_count;
   }
   ~LaunchScope() {
     if (changed_) cudaSetDevice(previous_);
@@ -25,11 +26,12 @@ class LaunchScope {
   LaunchScope(const LaunchScope&) = delete;
   LaunchScope& operator=(const LaunchScope&) = delete;
   cudaStream_t stream() const { return stream_; }
+  int sm_count() const { return sm_count_; }
   bool can_overlap() const { return can_overlap_; }  // programmatic dependent launch
 
  private:
   cudaStream_t stream_;
-  int previous_ = 0;
+  int previous_ = 0, sm_count_ = 0;
   bool changed_ = false, can_overlap_ = false;
 };
 

@@ -14,6 +14,11 @@ constexpr int step_splits(int K, int V, int iterations, int warps = 4) {
   return V / step_rows_per_cta(K, iterations, warps);
 }
 
+// CTAs that share a multiprocessor, by the launch bounds of the kernel.
+constexpr int step_ctas_per_sm(int iterations, int warps, bool fused) {
+  return fused ? 16 / warps : iterations == 4 ? 4 : iterations == 2 ? 6 : 8;
+}
+
 // How fused_step is run.
 enum class StepFusion : int32_t { kNone = 0, kOneLaunch = 1, kThreeLaunches = 2 };
 

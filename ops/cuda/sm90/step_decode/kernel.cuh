@@ -4,6 +4,7 @@
 
 #include "ops/cuda/conv1d/core.cuh"
 #include "ops/cuda/sm90/step_core/core.cuh"
+#include "ops/cuda/sm90/step_decode/config.h"
 
 namespace kadence::ops::cuda::sm90 {
 
@@ -20,6 +21,7 @@ struct StepParams {
   void* state_out = nullptr;
   int64_t in_pitch = 0, out_pitch = 0, in_slots = 0, out_slots = 0;
   int32_t* status = nullptr;
+  int32_t ahead = 0;  // see cta_ahead()
   // Fused form.
   TokenInput x, z;
   const float* conv_weight = nullptr;
@@ -134,10 +136,8 @@ __device__ __forceinline__ void store_remote(float*, uint32_t, float) {}
 
 // The launch bounds leave room for enough CTAs that their loads cover the memory's latency.
 template <int K, class EIn, class EOut, int ITS, int WARPS, bool FUSED>
-__global__ void __launch_bounds__(32 * WARPS, FUSED      ? 16 / WARPS
-                                              : ITS == 4 ? 4
-                                              : ITS == 2 ? 6
-                                                         : 8) step_kernel(const __grid_constant__ StepParams p) {
+__global__ void __launch_bounds__(32 * WARPS, step_ctas_per_sm(ITS, WARPS, FUSED))
+    step_kernel(const __grid_constant__ StepParams p) {
   constexpr int V = K, THREADS = 32 * WARPS;
   constexpr int W = kChunkWidth<EIn, EOut>;
   constexpr int LANES = Lanes<K>::kLanes, GROUPS = Lanes<K>::kGroups, C = Lanes<K>::kPerLane;
@@ -228,6 +228,14 @@ __global__ void __launch_bounds__(32 * WARPS, FUSED      ? 16 / WARPS
   for (int it = 0; it < ITS; ++it) state[it].load(src + it * K, slice);
 
   let_next_launch();
+  unsigned next_x;
+  int next_row;
+  if (warp == WARPS - 1 && cta_ahead(p.ahead, p.rows, next_x, next_row)) {
+    const int slot = p.slot_in[next_row];
+    if (lane == 0 && slot >= 0 && slot < p.in_slots)
+      prefetch_l2(static_cast<const EIn*>(p.state_in) + slot * p.in_pitch + static_cast<int64_t>(next_x) * ROWS * K,
+                  ROWS * K * static_cast<int>(sizeof(EIn)));
+  }
   if (warp < 2) {
     float x[C];
     if constexpr (FUSED) {

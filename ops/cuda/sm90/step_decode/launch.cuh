@@ -9,7 +9,9 @@
 namespace kadence::ops::cuda::sm90 {
 
 template <int K, class EIn, class EOut, int ITS, int WARPS, bool FUSED>
-void launch_step_instance(const StepParams& p, const LaunchScope& scope) {
+void launch_step_instance(const StepParams& params, const LaunchScope& scope) {
+  StepParams p = params;
+  p.ahead = scope.sm_count() * step_ctas_per_sm(ITS, WARPS, FUSED) / 2;
   constexpr int splits = step_splits(K, K, ITS, WARPS);
   Launch launch(rows_grid(static_cast<unsigned>(p.HV * splits), p.rows), 32 * WARPS, 0, scope);
   const int cluster = splits * (p.HV / p.H);

@@ -17,12 +17,21 @@ struct ScratchLayout {
   }
 };
 
+// Drafts that the kernel without step's bits (gram.cuh) takes.
+inline constexpr int kGramDrafts = 8;
+
 struct VerifyChoice {
   int verify_iterations = 4;  // as StepChoice::iterations
   int verify_warps = 4;
   int commit_iterations = 4;  // four warps
   bool round_states = true;   // states of 16 bits: round after every node, as the step sequence does
+  bool gram = false;          // by sums of other order, see gram.cuh
 };
+
+// CTAs of the commit kernel that share a multiprocessor.
+constexpr int commit_ctas_per_sm(int iterations, int warps) {
+  return iterations == 4 ? 16 / warps : iterations == 2 ? 5 : 6;
+}
 
 VerifyChoice choose_verify(const KdaProblem& problem, const KdaOptions& options, int sm_count);
 int32_t encode(const VerifyChoice& choice);

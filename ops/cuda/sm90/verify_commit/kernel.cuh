@@ -264,6 +264,7 @@ struct CommitParams {
   int32_t window_words = 0;  // of one of the three inputs
   int32_t word_bytes = 16;
   int32_t state_blocks = 0;  // of grid x; the rest are windows
+  int32_t ahead = 0;         // see cta_ahead()
   int32_t* status = nullptr;
 };
 
@@ -367,9 +368,7 @@ __device__ __noinline__ void commit_window(const CommitParams& p, int64_t layer,
 // grid: x = (value head, split) of the states, then blocks of window channels; y = rows (and z beyond 65535 rows);
 // layers are the slower part of z.
 template <int K, class E, int ITS, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, ITS == 4   ? 16 / WARPS
-                                              : ITS == 2 ? 5
-                                                         : 6)
+__global__ void __launch_bounds__(32 * WARPS, commit_ctas_per_sm(ITS, WARPS))
     commit_kernel(const __grid_constant__ CommitParams p, int row_planes) {
   using Shape = VerifyShape<K, E, ITS, WARPS>;
   constexpr int V = Shape::V, W = Shape::W, LANES = Shape::LANES, GROUPS = Shape::GROUPS, THREADS = Shape::THREADS;
@@ -414,6 +413,14 @@ __global__ void __launch_bounds__(32 * WARPS, ITS == 4   ? 16 / WARPS
   }
 
   let_next_launch();
+  unsigned next_x;
+  int next_row;
+  if (warp == WARPS - 1 && cta_ahead(p.ahead, p.rows, next_x, next_row) && next_x < p.state_blocks) {
+    const int slot = p.slot_in[next_row];
+    if (lane == 0 && slot >= 0 && slot < p.slots && p.node[next_row] >= 0)
+      prefetch_l2(static_cast<const E*>(p.states) + slot * p.pitch + static_cast<int64_t>(next_x) * ROWS * K,
+                  ROWS * K * static_cast<int>(sizeof(E)));
+  }
   const int h = hv / (p.HV / p.H);
   const float* const scratch = p.scratch + layer * p.scratch_layer + n * p.D * p.layout.record;
   const auto save = [&](int64_t slot) {

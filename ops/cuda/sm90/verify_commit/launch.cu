@@ -69,8 +69,10 @@ void run_verify(const KdaPlan& plan, const KdaVerifyArgs& args, device::Stream& 
   p.status = args.status;
   dispatch(problem, choice.verify_iterations, [&]<int K, class E, int ITS>() {
     if constexpr (K == 128 && ITS == 4) {
+      if (choice.gram && choice.verify_warps == 8) return launch_gram_instance<K, E, ITS, 8>(p, scope);
       if (choice.verify_warps == 8) return launch_verify_instance<K, E, ITS, 8>(p, scope);
     }
+    if (choice.gram) return launch_gram_instance<K, E, ITS, 4>(p, scope);
     launch_verify_instance<K, E, ITS, 4>(p, scope);
   });
 }

@@ -10,6 +10,8 @@ struct CommitParams;
 
 template <int K, class E, int ITS, int WARPS>
 void launch_verify_instance(const VerifyParams& params, const LaunchScope& scope);
+template <int K, class E, int ITS, int WARPS>
+void launch_gram_instance(const VerifyParams& params, const LaunchScope& scope);
 template <int K, class E, int ITS>
 void launch_commit_instance(const CommitParams& params, const LaunchScope& scope);
 

@@ -41,6 +41,7 @@ std::vector<std::string> verify_misses(const KdaProblem& p, const device::Device
 VerifyChoice choose_verify(const KdaProblem& p, const KdaOptions& options, int sm_count) {
   VerifyChoice choice;
   choice.round_states = options.verify_matches_step;
+  choice.gram = !options.verify_matches_step && p.D <= kGramDrafts;
   if (p.K == 64 || p.K == 256) {
     choice.verify_iterations = choice.commit_iterations = p.K == 64 ? 1 : 4;
     return choice;
@@ -53,9 +54,12 @@ VerifyChoice choose_verify(const KdaProblem& p, const KdaOptions& options, int s
 }
 
 int32_t encode(const VerifyChoice& c) {
-  return c.verify_iterations | c.verify_warps << 8 | c.commit_iterations << 16 | (c.round_states ? 1 : 0) << 24;
+  return c.verify_iterations | c.verify_warps << 8 | c.commit_iterations << 16 | (c.round_states ? 1 : 0) << 24 |
+         (c.gram ? 1 : 0) << 25;
 }
-VerifyChoice decode_verify_choice(int32_t v) { return {v & 0xff, v >> 8 & 0xff, v >> 16 & 0xff, (v >> 24 & 1) != 0}; }
+VerifyChoice decode_verify_choice(int32_t v) {
+  return {v & 0xff, v >> 8 & 0xff, v >> 16 & 0xff, (v >> 24 & 1) != 0, (v >> 25 & 1) != 0};
+}
 
 void plan_verify(KdaPlan& plan) {
   const KdaProblem& p = plan.problem_;

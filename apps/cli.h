@@ -25,6 +25,8 @@ void add_score(CLI::App& app, Action* action);
 void add_check(CLI::App& app, Action* action);
 void add_plan(CLI::App& app, Action* action);
 void add_bench(CLI::App& app, Action* action);
+// Under `bench`; returns it.
+CLI::App* add_bench_serve(CLI::App& bench, Action* action);
 void add_demo(CLI::App& app, Action* action);
 void add_serve(CLI::App& app, Action* action);
 

@@ -81,7 +81,8 @@ void add_bench(CLI::App& app, Action* action) {
                                      "Operator timings: median, spread, and time over the floor of this machine "
                                      "(memory copy or multiply-adds, same run)");
   auto o = std::make_shared<Options>();
-  sub->add_option("what", o->what, "ops")->required()->check(CLI::IsMember({"ops"}));
+  CLI::App* serve = add_bench_serve(*sub, action);
+  CLI::Option* what = sub->add_option("what", o->what, "ops, or the subcommand serve")->check(CLI::IsMember({"ops"}));
   auto& b = o->bench;
   sub->add_option("--heads", b.H, "Query and key heads H")
       ->check(CLI::Range(1, 1024))
@@ -135,7 +136,11 @@ void add_bench(CLI::App& app, Action* action) {
       ->group("Measurement");
   sub->add_flag("--json", o->json, "One JSON document");
   add_device_flags(*sub, &o->device);
-  sub->callback([=] { *action = [=] { return run_bench(*o); }; });
+  sub->callback([=] {
+    if (sub->got_subcommand(serve)) return;  // has set its own action
+    if (what->count() == 0) throw CLI::RequiredError("what: ops or serve");
+    *action = [=] { return run_bench(*o); };
+  });
 }
 
 }  // namespace kadence::apps

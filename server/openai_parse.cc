@@ -451,6 +451,11 @@ engine::RequestSpec ApiRequest::spec(int32_t choice) const {
   s.sampling.seed += static_cast<uint64_t>(choice % n) * 0x9e3779b97f4a7c15u;
   s.stop_ids = stop_ids;
   s.ignore_eos = ignore_eos;
+  if (echo && logprobs && max_tokens == 1) {
+    // Scoring: clients drop the last of n + 1 log-probs, so it must be there even when the model would end.
+    s.ignore_eos = true;
+    s.stop_ids.clear();
+  }
   s.use_cache = use_cache;
   s.cache_salt = cache_salt;
   s.output_logprobs = logprobs;

@@ -106,6 +106,12 @@ class Api(serve.ServeTest):
                 self.assertIn(len(top), (2, 3))
                 self.assertEqual(choice.text[offset : offset + len(token)], token)
 
+    def test_scoring_has_a_generated_token_even_at_an_end(self):
+        ids = self.tokens("See the manual page for more potatoes.")
+        self.assertEqual(self.complete(prompt=ids, max_tokens=1).usage.completion_tokens, 0)  # the model ends here
+        scored = self.complete(prompt=ids, max_tokens=1, echo=True, logprobs=1).choices[0].logprobs
+        self.assertEqual(len(scored.token_logprobs), len(ids) + 1)
+
     def test_echo_equals_score_to_the_last_digit(self):
         prompts = [self.tokens(TEXT), self.tokens("Ünïcödé \U0001f600 text, and more of it"), list(range(5, 300))]
         lines = "".join(json.dumps({"ids": ids, "from": 1}) + "\n" for ids in prompts)

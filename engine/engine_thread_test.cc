@@ -149,5 +149,35 @@ TEST(EngineThread, AListenerThatThrowsEndsItsRequestOnly) {
   expect_same(submit(thread, spec)->wait(), naive_run(spec));
 }
 
+TEST(EngineThread, AnswersComeFirstAndOnce) {
+  EngineThread thread(make_engine());
+  std::promise<std::string> log;
+  auto text = std::make_shared<std::string>();
+  const RequestSpec spec = generate(some_tokens(1, 100), 2);
+  EngineThread::Listener listener;
+  listener.on_token = [text](const TokenEvent&) { *text += 't'; };
+  listener.on_finish = [text, &log](RequestOutput) { log.set_value(*text + 'f'); };
+  listener.on_answer = [text](const base::Result<RequestId>& id) { *text += id ? 'a' : 'r'; };
+  thread.submit(spec, listener);
+  EXPECT_EQ(log.get_future().get(), "attf");
+}
+
+TEST(EngineThread, CallsRunBetweenStepsUntilTheEnd) {
+  EngineThread thread(make_engine());
+  submit(thread, generate(some_tokens(1, 200), 4))->wait();
+  std::promise<int64_t> finished;
+  EXPECT_TRUE(thread.call([&](Engine& e) { finished.set_value(e.stats().finished); }));
+  EXPECT_EQ(finished.get_future().get(), 1);
+  thread.stats().get();  // a step's end later
+  EXPECT_EQ(thread.last_stats().finished, 1);
+  thread.shutdown(1s);
+  EXPECT_FALSE(thread.call([](Engine&) { FAIL() << "ran after the end"; }));
+  bool refused = false;
+  EngineThread::Listener listener;
+  listener.on_answer = [&](const base::Result<RequestId>& id) { refused = !id; };
+  thread.submit(generate(some_tokens(1, 10), 1), listener);
+  EXPECT_TRUE(refused);
+}
+
 }  // namespace
 }  // namespace kadence::engine::testing

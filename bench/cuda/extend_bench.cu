@@ -202,6 +202,8 @@ int run(int argc, char** argv) {
       {"H64 8192 bf16 states", 64, {8192}, KdaGate::kBounded, 1024, DType::kBF16},
       {"H32 2048x16", 32, L(2048, 16)},
       {"H4 65536", 4, {65536}},
+      {"H12 1048576", 12, {1048576}},
+      {"H96 131072", 96, {131072}},
   };
   double bandwidth;
   {

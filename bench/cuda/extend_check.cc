@@ -1,5 +1,5 @@
 // Correctness of extend on a CUDA device: the conformance table against float64, then what must hold to the bit.
-//   extend_check [all | quick | bits | repeat N]
+//   extend_check [all | quick | bits | graph | repeat N]
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -8,7 +8,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <iterator>
 
+#include "base/error.h"
+#include "base/rng.h"
 #include "ops/testing/compare.h"
 #include "ops/testing/kda_conformance.h"
 #include "ops/testing/kda_oracle.h"
@@ -117,6 +120,99 @@ void repeat(device::Stream& stream, int times) {
   failures += different != 0;
 }
 
+// A captured call replays with other offsets, slots and checkpoints, and a call never synchronises (capture would
+// fail).
+void graph(device::Stream& stream) {
+  KdaProblem p;
+  p.phase = KdaPhase::kExtend;
+  p.H = p.HV = 2, p.K = p.V = 128, p.io = p.decay = p.beta = DType::kBF16;
+  const int64_t tokens = 600, width = p.HV * 128, state = p.HV * 128 * 128, slots = 24;
+  p.bounds = {5, tokens, 16};
+  KdaOptions options;
+  options.backend = kBackend;
+  const KdaPlan plan = plan_kda(p, stream.info(), options);
+  base::Rng rng(5);
+  const auto random = [&](int64_t n, float scale) {
+    std::vector<uint16_t> v(static_cast<size_t>(n));
+    for (uint16_t& x : v) x = base::f32_to_bf16(scale * static_cast<float>(rng.normal()));
+    return DeviceArray<uint16_t>(stream, v);
+  };
+  const auto q = random(tokens * width, 1), k = random(tokens * width, 1), v = random(tokens * width, 1),
+             g = random(tokens * width, 1), beta = random(tokens * p.HV, 1);
+  std::vector<float> first(static_cast<size_t>(slots * state));
+  for (float& x : first) x = static_cast<float>(rng.normal());
+  const DeviceArray<float> a_log(stream, {0.1f, -0.2f});
+  struct Set {
+    std::vector<int64_t> begin;
+    std::vector<int32_t> in, out, ckpt_begin, depth, slot;
+  };
+  const Set sets[] = {
+      {{0, 100, 300, 300, 517},
+       {0, 1, 2, -1},
+       {0, 5, 6, 7},
+       {0, 1, 3, 3, 6},
+       {64, 64, 192, 64, 128, 192},
+       {8, 9, 10, 11, 12, 13}},
+      {{0, 600}, {3}, {14}, {0, 2}, {320, 576}, {15, -1}},
+      {{0, 1, 65, 97, 161, 162}, {0, 1, 2, 3, -1}, {0, 1, 2, 3, -1}, {0, 0, 1, 1, 2, 2}, {64, 64}, {20, 21}},
+      {{0, 0}, {4}, {5}, {0, 0}, {}, {}}};
+  device::Buffer metadata = poisoned_buffer(stream, plan.metadata_bytes()),
+                 workspace = poisoned_buffer(stream, plan.workspace_bytes());
+  device::Buffer out = poisoned_buffer(stream, static_cast<size_t>(tokens * width) * 2),
+                 pool = poisoned_buffer(stream, first.size() * 4);
+  KdaExtendArgs a;
+  a.q = {q.data(), width}, a.k = {k.data(), width}, a.v = {v.data(), width}, a.decay = {g.data(), width},
+  a.beta = {beta.data(), p.HV};
+  a.A_log = a_log.data(), a.out = {out.data(), width}, a.tokens = tokens, a.workspace = workspace.data();
+  a.state_in = a.state_out = a.checkpoints = {pool.data(), DType::kF32, slots, state, 1, 0};
+  const auto put = [&](const Set& s) {
+    KdaHostMetadata m;
+    m.seq_begin = s.begin, m.state_in = s.in, m.state_out = s.out, m.ckpt_begin = s.ckpt_begin, m.ckpt_depth = s.depth,
+    m.ckpt_slot = s.slot;
+    m.tokens = tokens, m.state_in_slots = m.state_out_slots = m.ckpt_slots = slots;
+    a.metadata = upload(plan, m, metadata.data(), stream);
+    device::copy_async(pool.data(), first.data(), first.size() * 4, stream);
+    device::fill_async(out.data(), 0xff, out.size(), stream);
+  };
+  const auto result = [&] {
+    std::vector<char> r(out.size() + pool.size());
+    device::copy_async(r.data(), out.data(), out.size(), stream);
+    device::copy_async(r.data() + out.size(), pool.data(), pool.size(), stream);
+    stream.synchronize();
+    return r;
+  };
+  const auto native = static_cast<cudaStream_t>(stream.native());
+  const auto ok = [](cudaError_t e) {
+    if (e != cudaSuccess) base::throw_error(base::ErrorCode::kDevice, cudaGetErrorString(e));
+  };
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  put(sets[0]);
+  ok(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal));
+  run_kda(plan, a, stream);
+  ok(cudaStreamEndCapture(native, &graph));
+  ok(cudaGraphInstantiate(&exec, graph, 0));
+  const int before = failures;
+  for (size_t i = 0; i < 2 * std::size(sets); ++i) {
+    const Set& s = sets[i % std::size(sets)];
+    put(s);
+    run_kda(plan, a, stream);
+    const std::vector<char> want = result();
+    put(s);
+    ok(cudaGraphLaunch(exec, native));
+    if (result() != want) report("graph replay", {"set " + std::to_string(i)});
+    const uint16_t* o = reinterpret_cast<const uint16_t*>(want.data());
+    for (int64_t t = s.begin.back() * width; t < tokens * width; ++t)
+      if (o[t] != 0) {
+        report("graph tail", {"set " + std::to_string(i)});
+        break;
+      }
+  }
+  ok(cudaGraphExecDestroy(exec));
+  ok(cudaGraphDestroy(graph));
+  std::printf("graph: %d failed\n", failures - before);
+}
+
 int run(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
   device::Stream stream = device::Stream::cuda(0);
@@ -133,6 +229,7 @@ int run(int argc, char** argv) {
     conformance(stream, "pairwise", pairwise_cases(limits), false);
   }
   if (mode == "all" || mode == "bits") bits(stream);
+  if (mode == "all" || mode == "graph") graph(stream);
   if (mode == "repeat") repeat(stream, argc > 2 ? std::atoi(argv[2]) : 100);
   std::printf(failures ? "extend_check: %d FAILED\n" : "extend_check: all passed\n", failures);
   return failures != 0;

@@ -101,7 +101,7 @@ struct Schedule {
   int32_t chunk[kMaxScanners + 1];  // number of its first chunk
 };
 // Measured cost of a chunk and head in nanoseconds, for the choice of `scanners` and `width` alone.
-inline constexpr int kCostScanWhole = 850, kCostScanHalf = 580, kCostPrep = 1950;
+inline constexpr int kCostScanWhole = 1050, kCostScanHalf = 590, kCostPrep = 1950;
 inline constexpr int kRowWeight = 6;  // of loading and storing a state, in chunks
 
 inline constexpr int kSharedBytes =

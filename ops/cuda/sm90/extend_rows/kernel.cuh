@@ -182,25 +182,20 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   const int64_t items = static_cast<int64_t>(base.rows) * heads, all = static_cast<int64_t>(base.weight) * heads,
                 chunks = static_cast<int64_t>(base.chunks) * heads;
   // Choice 2 n + 1: n scanners of whole states; 2 n: of two halves. Its cost in microseconds is that of the slower
-  // side.
-  for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads) {
+  // side, and a little of the other's. Items cannot be cut: of equal ones some scanner gets ceil(items / n).
+  const bool equal = items * heaviest == all;
+  const auto cost_of = [&](int choice) {
     const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
-    if (n > items || left < 1 || kPrepGroups * left < n) continue;
-    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest / 2);
+    if (n > items || left < 1 || kPrepGroups * left < n) return INT_MAX;
+    const int64_t most = (items + n - 1) / n * heaviest, load = equal ? most : min(most, all / n + heaviest / 2);
     const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = chunks * kCostPrep / left;
-    atomicMin(&best_cost,
-              static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1))));
-  }
+    return static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1)));
+  };
+  for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads)
+    atomicMin(&best_cost, cost_of(choice));
   __syncthreads();
-  for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads) {
-    const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
-    if (n > items || left < 1 || kPrepGroups * left < n) continue;
-    const int64_t load = min((items + n - 1) / n * heaviest, all / n + heaviest / 2);
-    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = chunks * kCostPrep / left;
-    if (static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1))) ==
-        best_cost)
-      atomicMin(&best_choice, choice);
-  }
+  for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads)
+    if (cost_of(choice) == best_cost) atomicMin(&best_choice, choice);
   __syncthreads();
   const int scanners = base.rows > 0 ? best_choice >> 1 : 0, width = best_choice & 1 ? 2 : 1;
   // Scanner s begins with the first item whose middle lies at or past s / scanners of the weight.

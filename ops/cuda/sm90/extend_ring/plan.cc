@@ -95,6 +95,8 @@ void plan_extend(KdaPlan& plan) {
 void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& stream) {
   const KdaProblem& problem = plan.problem();
   if (a.tokens == 0 && a.metadata.rows == 0) return;
+  if (reinterpret_cast<uintptr_t>(a.dt_bias) % kTensorAlign != 0)
+    base::throw_invalid("dt_bias", "an address aligned to 16 bytes", "a misaligned one");
   const Shape shape = choose_shape(problem, plan.device_.sm_count, plan.options().extend_block_tokens);
   const Workspace w = layout_workspace(problem, shape);
   char* base = static_cast<char*>(a.workspace);

@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
       }
       if (m < p.ckpt_begin[lo] || m >= p.ckpt_begin[lo + 1]) continue;
       const int64_t length = reader.offset(lo + 1) - reader.offset(lo);
-      if (!reader.good_checkpoint(length, p.ckpt_begin[lo], m))
+      // The first reason stands; concurrent writes are all this one.
+      if (p.row_info[lo].len >= 0 && !reader.good_checkpoint(length, p.ckpt_begin[lo], m))
         atomicMin(&p.row_info[lo].len, -static_cast<int32_t>(KdaRowStatus::kBadCheckpoint));
     }
   } else if (tid == 0) {

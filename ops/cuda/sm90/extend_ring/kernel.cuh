@@ -96,6 +96,7 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
 #endif
         if (known == at) __nanosleep(100);
       } while (known == at);
+      __syncwarp();  // lane 0 issues what the other lanes saw
       fence_proxy_async_global();
     }
     if (l == 0) {

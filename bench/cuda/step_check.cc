@@ -1,6 +1,7 @@
 // Checks step, verify, commit, convolution and state copies on a CUDA device against the float64 oracles of
-// ops/testing. Prints one line a failure and a summary; exits with 1 if anything failed. `step_check [filter]` runs the
-// groups whose name contains the filter; `step_check small` is what compute-sanitizer runs.
+// ops/testing. Prints one line a failure and a summary; exits with 1 if anything failed, 77 if there is no device.
+// `step_check [filter]` runs the groups whose name contains the filter; `step_check small` is what compute-sanitizer
+// runs.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -390,6 +391,11 @@ int main(int argc, char** argv) {
   using namespace kadence::bench;  // NOLINT
   const std::string filter = argc > 1 ? argv[1] : "";
   const bool small = filter == "small";
+  std::string why;
+  if (device::cuda_device_count(&why) == 0) {
+    std::printf("skipped: %s\n", why.c_str());
+    return 77;
+  }
   device::Stream stream = device::Stream::cuda(0);
   Report report;
   auto group = [&](const char* name, const std::function<void()>& f) {
@@ -410,6 +416,7 @@ int main(int argc, char** argv) {
   group("conv", [&] { check_conv(report, stream, small); });
   group("copy", [&] { check_copies(report, stream, small); });
   group("hostile", [&] { check_hostile(report, stream, small); });
+  group("layers", [&] { check_layers(report, stream); });
   if (!small) group("graph", [&] { check_graph(report, stream); });
   if (!small) group("pitch", [&] { check_big_pitch(report, stream); });
   report.print();

@@ -254,6 +254,102 @@ void check_hostile(Report& report, device::Stream& stream, bool) {
   }
 }
 
+void check_layers(Report& report, device::Stream& stream) {
+  // One commit over three layers leaves what three commits of one layer leave, windows and snapshots included.
+  const int layers = 3, N = 4, D = 4, slots = 9, channels = 72;
+  for (DType state : {F32, BF16}) {
+    KdaProblem p = small_problem(KdaPhase::kVerify, N, 2, 4, state);
+    p.D = D;
+    const KdaWeights w = make_weights(p, 5);
+    const KdaPlan plan = plan_kda(p, stream.info(), {});
+    const int64_t n = int64_t{p.HV} * p.V * p.K;
+    base::Rng rng(77);
+    const auto make = [&](int64_t rows, int64_t width, int64_t pad, DType t) {
+      GuardedTensor g(stream, rows, width, width + pad, t);
+      base::Rng values(rng.next());
+      std::vector<float> row(static_cast<size_t>(width));
+      for (int64_t r = 0; r < rows; ++r) {
+        for (float& x : row) x = round_to(static_cast<float>(values.normal()), t);
+        g.fill_row(r, row.data());
+      }
+      g.upload(stream);
+      return g;
+    };
+    GuardedTensor pool = make(layers * slots, n, 16, state), windows = make(layers * slots, 3 * channels, 8, BF16),
+                  x = make(layers * N * D, channels, 8, BF16);
+    const DeviceArray<int32_t> n_draft(stream, {4, 3, 4, 4}),
+        parent(stream, {-1, 0, 1, 2, -1, 0, 0, 9, -1, -1, 1, 0, -1, 0, 1, 2}), slot(stream, {0, 1, 2, -1}),
+        node(stream, {3, 2, -1, 0}), out(stream, {0, 3, 2, 4}), track(stream, {1, 1, 3, 0}),
+        track_slot(stream, {5, 6, 7, 8});
+    device::Buffer scratch = poisoned_buffer(stream, plan.scratch_bytes() * layers);
+    StateView all = state_view(pool);
+    all.slots = slots, all.layers = layers, all.layer_pitch = slots * pool.pitch();
+    WindowView all_windows;
+    all_windows.base = windows.data(), all_windows.dtype = BF16, all_windows.slots = slots,
+    all_windows.slot_pitch = windows.pitch();
+    all_windows.layers = layers, all_windows.layer_pitch = slots * windows.pitch();
+    for (int l = 0; l < layers; ++l) {
+      Tokens t(stream, p, w, N * D);
+      for (int i = 0; i < N; ++i) {
+        const KdaRowData row = make_row(p, {}, D, static_cast<uint64_t>(l * 10 + i));
+        for (int d = 0; d < D; ++d) t.place(p, row, d, i * D + d);
+      }
+      t.upload(stream);
+      KdaVerifyArgs v;
+      t.fill(v, w);
+      v.rows = N, v.n_draft = n_draft.data(), v.parent = parent.data(), v.slot_in = slot.data();
+      v.state_in = all;
+      v.state_in.layers = 1,
+      v.state_in.base = static_cast<char*>(all.base) + l * all.layer_pitch * static_cast<int64_t>(base::size_of(state));
+      v.scratch = scratch.as<char>() + static_cast<size_t>(l) * plan.scratch_bytes();
+      run_kda(plan, v, stream);
+      stream.synchronize();
+    }
+    KdaCommitArgs c;
+    c.rows = N, c.n_draft = n_draft.data(), c.parent = parent.data(), c.slot_in = slot.data(), c.node = node.data(),
+    c.slot_out = out.data();
+    c.track_node = track.data(), c.track_slot = track_slot.data();
+    c.scratch = scratch.data(), c.scratch_layer_bytes = plan.scratch_bytes(), c.states = all;
+    c.conv_x = x.const_tokens(), c.conv_x_layer_pitch = N * D * x.pitch(), c.conv_channels = channels,
+    c.windows = all_windows;
+    run_kda_commit(plan, c, stream);
+    GuardedTensor pool_one = std::move(pool), windows_one = std::move(windows);
+    // The host mirrors still hold what was there before: a second pool for the commits one by one.
+    std::vector<std::vector<float>> before_pool, before_windows;
+    for (int r = 0; r < layers * slots; ++r)
+      before_pool.push_back(pool_one.row(r)), before_windows.push_back(windows_one.row(r));
+    pool_one.download(stream), windows_one.download(stream);
+    GuardedTensor again(stream, layers * slots, n, n + 16, state),
+        windows_again(stream, layers * slots, 3 * channels, 3 * channels + 8, BF16);
+    for (int r = 0; r < layers * slots; ++r)
+      again.fill_row(r, before_pool[static_cast<size_t>(r)].data()),
+          windows_again.fill_row(r, before_windows[static_cast<size_t>(r)].data());
+    again.upload(stream), windows_again.upload(stream);
+    for (int l = 0; l < layers; ++l) {
+      KdaCommitArgs one = c;
+      one.scratch = scratch.as<char>() + static_cast<size_t>(l) * plan.scratch_bytes();
+      one.states.layers = one.windows.layers = 1;
+      one.states.base =
+          static_cast<char*>(again.data()) + l * all.layer_pitch * static_cast<int64_t>(base::size_of(state));
+      one.windows.base = static_cast<char*>(windows_again.data()) + l * all_windows.layer_pitch * 2;
+      one.conv_x.data = static_cast<const char*>(one.conv_x.data) + l * one.conv_x_layer_pitch * 2;
+      run_kda_commit(plan, one, stream);
+    }
+    again.download(stream), windows_again.download(stream);
+    int changed = 0;
+    for (int r = 0; r < layers * slots; ++r) {
+      report.expect(pool_one.row(r) == again.row(r),
+                    "layers: state slot " + std::to_string(r % slots) + " of layer " + std::to_string(r / slots));
+      report.expect(windows_one.row(r) == windows_again.row(r),
+                    "layers: window slot " + std::to_string(r % slots) + " of layer " + std::to_string(r / slots));
+      changed += pool_one.row(r) != before_pool[static_cast<size_t>(r)];
+    }
+    // Rows 0 and 1 commit, rows 0, 1 and 2 leave snapshots; row 3 is padded.
+    report.expect(changed == layers * 5, "layers: " + std::to_string(changed) + " state slots changed");
+    report.expect(pool_one.damage("pool").empty() && windows_one.damage("windows").empty(), "layers: guards");
+  }
+}
+
 void check_graph(Report& report, device::Stream& stream) {
   const int N = 4;
   const KdaProblem p = small_problem(KdaPhase::kStep, N, 2, 2, F32);

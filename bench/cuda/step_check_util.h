@@ -34,6 +34,7 @@ void check_fused(Report& report, device::Stream& stream, bool small);
 void check_conv(Report& report, device::Stream& stream, bool small);
 void check_copies(Report& report, device::Stream& stream, bool small);
 void check_hostile(Report& report, device::Stream& stream, bool small);
+void check_layers(Report& report, device::Stream& stream);
 void check_graph(Report& report, device::Stream& stream);
 void check_big_pitch(Report& report, device::Stream& stream);
 

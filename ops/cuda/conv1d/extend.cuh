@@ -1,5 +1,5 @@
-// Convolution over packed rows. A CTA has a tile of tokens and 128 * VEC channels; a thread keeps the last three raw
-// inputs of its channels in registers and walks down the tile.
+// Convolution over packed rows. A CTA has a tile of tokens and 128 * VEC channels (VEC 4: the taps of more would not
+// fit the registers); a thread keeps the last three raw inputs of its channels in registers and walks down the tile.
 //
 // Two rules keep the windows free of races although a slot may be read (state_in) and written (state_out, a
 // checkpoint) in the same launch:
@@ -37,6 +37,16 @@ struct ConvExtendParams {
 template <class E, int VEC>
 struct alignas(sizeof(E) * VEC) ConvVec {
   E e[VEC];
+  // Rounded in pairs where E has 16 bits: two conversions in one instruction.
+  __device__ __forceinline__ void set(const float (&x)[VEC]) {
+    if constexpr (sizeof(E) == 2 && VEC % 2 == 0) {
+#pragma unroll
+      for (int c = 0; c < VEC; c += 2) reinterpret_cast<uint32_t*>(e)[c / 2] = pack_two<E>(x[c], x[c + 1]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) e[c] = from_float<E>(x[c]);
+    }
+  }
 };
 
 // What the CTA knows about up to kConvThreads consecutive rows.
@@ -119,7 +129,8 @@ __device__ inline void load_rows(const ConvExtendParams& p, int64_t rows, int64_
 }
 
 template <class E, int VEC>
-__global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_constant__ ConvExtendParams p) {
+__global__ void __launch_bounds__(kConvThreads, VEC > 1 ? 6 : 8)
+    conv_extend_kernel(const __grid_constant__ ConvExtendParams p) {
   using Vec = ConvVec<E, VEC>;
   __shared__ ConvRows s;
   const int tid = threadIdx.x;
@@ -137,6 +148,13 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
 #pragma unroll
   for (int c = 0; c < VEC; ++c) zero.e[c] = from_float<E>(0.0f);
 
+  float4 taps[VEC];
+  float bias[VEC];
+#pragma unroll
+  for (int c = 0; c < VEC; ++c) {
+    taps[c] = active ? reinterpret_cast<const float4*>(p.weight)[channel + c] : make_float4(0, 0, 0, 0);
+    bias[c] = active && p.bias ? p.bias[channel + c] : 0.0f;
+  }
   // One pass over the offsets: are they in order, and which row has the tile's first token?
   const int64_t t0 = static_cast<int64_t>(blockIdx.x) * p.tile;
   const bool row_block = blockIdx.x >= p.tiles;
@@ -171,19 +189,13 @@ __global__ void __launch_bounds__(kConvThreads) conv_extend_kernel(const __grid_
     return;
   }
 
-  float4 taps[VEC];
-  float bias[VEC];
-#pragma unroll
-  for (int c = 0; c < VEC; ++c) {
-    taps[c] = active ? reinterpret_cast<const float4*>(p.weight)[channel + c] : make_float4(0, 0, 0, 0);
-    bias[c] = active && p.bias ? p.bias[channel + c] : 0.0f;
-  }
   auto apply = [&](const Vec& a, const Vec& b, const Vec& c3, const Vec& d) {
-    Vec r;
+    float x[VEC];
 #pragma unroll
     for (int c = 0; c < VEC; ++c)
-      r.e[c] = from_float<E>(
-          conv4_silu(taps[c], bias[c], to_float(a.e[c]), to_float(b.e[c]), to_float(c3.e[c]), to_float(d.e[c])));
+      x[c] = conv4_silu(taps[c], bias[c], to_float(a.e[c]), to_float(b.e[c]), to_float(c3.e[c]), to_float(d.e[c]));
+    Vec r;
+    r.set(x);
     return r;
   };
   auto put = [&](int64_t t, const Vec& v) { *reinterpret_cast<Vec*>(y + t * p.y_pitch) = v; };

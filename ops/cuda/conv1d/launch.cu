@@ -102,7 +102,8 @@ void conv1d_extend(const KdaPlan& plan, const Conv1dExtendArgs& args, device::St
   Alignment a(args.conv.dtype);
   a.add(p.x, p.x_pitch).add(p.y, p.y_pitch).add(nullptr, p.channels);
   a.add(p.in.base, p.in.pitch).add(p.out.base, p.out.pitch).add(p.ckpt.base, p.ckpt.pitch);
-  dispatch(args.conv.dtype, a.vector(), [&]<class E, int VEC>() {
+  dispatch(args.conv.dtype, a.vector(), [&]<class E, int WIDTH>() {
+    constexpr int VEC = WIDTH > 1 ? 4 : 1;
     const unsigned channel_blocks = blocks_for(p.channels, VEC);
     p.tile = conv_tile_tokens(p.table.tokens, static_cast<int>(channel_blocks), stream.info().sm_count);
     p.tiles = static_cast<int32_t>((p.table.tokens + p.tile - 1) / p.tile);

@@ -6,7 +6,7 @@ namespace kadence::ops::cuda {
 
 int conv_tile_tokens(int64_t tokens, int channel_blocks, int sm_count) {
   for (int tile : {256, 128, 64, 32}) {
-    if ((tokens + tile - 1) / tile * std::max(1, channel_blocks) >= 16LL * sm_count) return tile;
+    if ((tokens + tile - 1) / tile * std::max(1, channel_blocks) >= 4LL * sm_count) return tile;
   }
   return 16;
 }

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_step_kernel(const __grid_co
     for (int c = 0; c < VEC; ++c) to[c] = y[c];
   } else {
     Vec v;
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) v.e[c] = from_float<E>(y[c]);
+    v.set(y);
     *reinterpret_cast<Vec*>(static_cast<E*>(p.y) + n * p.y_pitch + channel) = v;
   }
 }
@@ -122,10 +121,12 @@ __global__ void __launch_bounds__(kConvThreads) conv_verify_kernel(const __grid_
                              : w[0];
       }
       const Vec cur = *reinterpret_cast<const Vec*>(x + d * p.x_pitch);
+      float r[VEC];
 #pragma unroll
       for (int c = 0; c < VEC; ++c)
-        out.e[c] = from_float<E>(conv4_silu(taps[c], bias[c], to_float(in[0].e[c]), to_float(in[1].e[c]),
-                                            to_float(in[2].e[c]), to_float(cur.e[c])));
+        r[c] = conv4_silu(taps[c], bias[c], to_float(in[0].e[c]), to_float(in[1].e[c]), to_float(in[2].e[c]),
+                          to_float(cur.e[c]));
+      out.set(r);
     } else {
 #pragma unroll
       for (int c = 0; c < VEC; ++c) out.e[c] = from_float<E>(0.0f);

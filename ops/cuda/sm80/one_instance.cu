@@ -13,7 +13,7 @@ template __global__ void sm90::step_kernel<128, __nv_bfloat16, __nv_bfloat16, 4,
 template __global__ void sm90::verify_kernel<128, float, 4, 8>(const __grid_constant__ VerifyParams);
 template __global__ void sm90::commit_kernel<128, float, 4, 4>(const __grid_constant__ CommitParams, int);
 template __global__ void sm80::recurrent_kernel<128, 2>(const __grid_constant__ RecurrentParams);
-template __global__ void conv_extend_kernel<__nv_bfloat16, 8>(const __grid_constant__ ConvExtendParams);
+template __global__ void conv_extend_kernel<__nv_bfloat16, 4>(const __grid_constant__ ConvExtendParams);
 template __global__ void conv_step_kernel<__nv_bfloat16, 8>(const __grid_constant__ ConvStepParams);
 template __global__ void conv_verify_kernel<__nv_bfloat16, 8>(const __grid_constant__ ConvVerifyParams);
 

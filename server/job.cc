@@ -80,6 +80,8 @@ class Job final : public StreamSource, public std::enable_shared_from_this<Job> 
 };
 
 void Job::start() {
+  // Before anything runs: the end of the job clears it again.
+  call_->abort->on_raise([self = shared_from_this()](AbortReason reason) { self->on_abort(reason); });
   for (size_t c = 0; c < choices_.size(); ++c) {
     engine::EngineThread::Listener listener;
     const auto self = shared_from_this();
@@ -89,7 +91,6 @@ void Job::start() {
     listener.on_answer = [self, c](const base::Result<base::RequestId>& id) { self->on_answer(c, id); };
     service_.engine().submit(request_.spec(static_cast<int32_t>(c)), std::move(listener));
   }
-  call_->abort->on_raise([self = shared_from_this()](AbortReason reason) { self->on_abort(reason); });
 }
 
 void Job::on_answer(size_t c, const base::Result<base::RequestId>& id) {
@@ -172,14 +173,16 @@ void Job::on_finish(size_t c, engine::RequestOutput output) {
 }
 
 void Job::on_abort(AbortReason reason) {
+  bool over = false;
   {
     const std::lock_guard lock(inbox_mutex_);
     if (!aborted_ || reason == AbortReason::kDisconnect) aborted_ = reason;
-    if (unfinished_ == 0 && refused_ == 0 && reason == AbortReason::kDisconnect) {
-      // Everything was computed; only the way out failed.
-      call_->finish = "disconnect";
-      service_.log(*call_, 499);
-    }
+    // A whole answer that is being written sees it; a stream is pulled on this very thread, and never again.
+    over = request_.stream && unfinished_ == 0 && refused_ == 0 && reason == AbortReason::kDisconnect;
+  }
+  if (over) {
+    call_->finish = "disconnect";
+    service_.log(*call_, 499);
   }
   cancel_all();
 }
@@ -319,6 +322,13 @@ void Job::answer_whole() {
   if (error) {
     call_->error_code = error->code;
     return service_.answer(call_, format_error(*error));
+  }
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (aborted_ == AbortReason::kDisconnect) {
+      call_->finish = "disconnect";
+      return service_.log(*call_, 499);
+    }
   }
   call_->finish = answers[0].finish_reason;
   HttpResponse response;

@@ -285,10 +285,10 @@ void check_verify(Report& report, device::Stream& stream, bool small) {
       const VerifyRow& r = rows[i];
       if (r.padded) continue;
       const TreeResult exact = oracle_tree(p, w, *r.data, r.parent, DType::kF64);
-      const ErrorStats out = compare(other.rows[i].out, exact.out, p.HV, p.V);
-      report.expect(out.finite && out.head <= std::max(tolerance(p.io), 4e-6),
-                    name + " loose row " + std::to_string(i) + " out " + out.describe());
-      if (p.io == F32) worst_loose = std::max(worst_loose, out.head);
+      const ErrorStats other_out = compare(other.rows[i].out, exact.out, p.HV, p.V);
+      report.expect(other_out.finite && other_out.head <= std::max(tolerance(p.io), 4e-6),
+                    name + " loose row " + std::to_string(i) + " out " + other_out.describe());
+      if (p.io == F32) worst_loose = std::max(worst_loose, other_out.head);
       if (r.node < 0) continue;
       const std::vector<double>& state = exact.states[static_cast<size_t>(r.node)];
       const ErrorStats committed = compare(other.rows[i].committed, state, p.HV, int64_t{p.V} * p.K);
@@ -336,9 +336,9 @@ void check_verify(Report& report, device::Stream& stream, bool small) {
         for (int32_t a = node; a >= 0; a = r.parent[static_cast<size_t>(a)]) path.insert(path.begin(), a);
         for (int32_t t : path)
           seq.emplace_back(conv_x[i].begin() + t * channels, conv_x[i].begin() + (t + 1) * channels);
-        std::vector<float> out;
-        for (size_t j = seq.size() - 3; j < seq.size(); ++j) out.insert(out.end(), seq[j].begin(), seq[j].end());
-        return out;
+        std::vector<float> window;
+        for (size_t j = seq.size() - 3; j < seq.size(); ++j) window.insert(window.end(), seq[j].begin(), seq[j].end());
+        return window;
       };
       report.expect(got.rows[i].window == window_after(r.node), name + " row " + std::to_string(i) + ": window");
       if (r.track_node >= 0)

@@ -235,7 +235,16 @@ void check_fused(Report& report, device::Stream& stream, bool small) {
   report.note("fused: worst relative error with fp32 " + number(worst));
 }
 
-void check_conv(Report& report, device::Stream& stream, bool small) {
+void check_conv(Report& report, device::Stream& stream, bool small, ConvOps run) {
+  if (!run.extend) {
+    run.extend = [](const KdaPlan& plan, const Conv1dExtendArgs& a, device::Stream& s) {
+      // A width that no vector fits goes past the checks of run_conv1d.
+      if (a.conv.channels % 8) return cuda::conv1d_extend(plan, a, s);
+      run_conv1d(plan, a, s);
+    };
+    run.step = [](const Conv1dStepArgs& a, device::Stream& s) { run_conv1d(a, s); };
+    run.verify = [](const Conv1dVerifyArgs& a, device::Stream& s) { run_conv1d(a, s); };
+  }
   double worst = 0;
   for (DType t : {F32, BF16, F16}) {
     for (int variant = 0; variant < (small ? 2 : 6); ++variant) {
@@ -302,11 +311,7 @@ void check_conv(Report& report, device::Stream& stream, bool small) {
       const GuardedTensor* const pool_before = &pool;
       std::vector<std::vector<float>> before;
       for (int s = 0; s < slots; ++s) before.push_back(pool_before->row(s));
-      if (variant % 2) {
-        cuda::conv1d_extend(plan, a, stream);  // a width that no vector fits: past the checks of run_conv1d
-      } else {
-        run_conv1d(plan, a, stream);
-      }
+      run.extend(plan, a, stream);
       y.download(stream), pool.download(stream);
       const std::string name = std::string("conv extend ") + base::to_string(t) + " variant " + std::to_string(variant);
       report.expect(y.damage("y").empty() && pool.damage("pool").empty(),
@@ -372,7 +377,7 @@ void check_conv(Report& report, device::Stream& stream, bool small) {
       st.conv = a.conv, st.conv.x = sx.const_tokens(), st.conv.y = sy.tokens();
       st.rows = 4, st.slot_in = s_in.data(), st.slot_out = s_out.data(), st.window_in = st.window_out = window_view(sp);
       if (variant % 2 == 0) {
-        run_conv1d(st, stream);
+        run.step(st, stream);
         sy.download(stream), sp.download(stream);
         const int32_t si[] = {3, 1, 0};
         for (int i = 0; i < 3; ++i) {
@@ -404,7 +409,7 @@ void check_conv(Report& report, device::Stream& stream, bool small) {
         v.conv = a.conv, v.conv.x = vx.const_tokens(), v.conv.y = vy.tokens();
         v.rows = 2, v.D = D, v.n_draft = v_n.data(), v.parent = v_parent.data(), v.slot_in = v_slot.data(),
         v.window_in = window_view(sp);
-        run_conv1d(v, stream);
+        run.verify(v, stream);
         vy.download(stream);
         for (int i = 0; i < 2; ++i)
           for (int d = 0; d < D; ++d) {

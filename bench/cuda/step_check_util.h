@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "device/device.h"
+#include "ops/conv1d.h"
 
 namespace kadence::bench {
 
@@ -31,7 +33,13 @@ struct Report {
 };
 
 void check_fused(Report& report, device::Stream& stream, bool small);
-void check_conv(Report& report, device::Stream& stream, bool small);
+// Who runs the convolution: the public functions unless others are given.
+struct ConvOps {
+  std::function<void(const ops::KdaPlan&, const ops::Conv1dExtendArgs&, device::Stream&)> extend;
+  std::function<void(const ops::Conv1dStepArgs&, device::Stream&)> step;
+  std::function<void(const ops::Conv1dVerifyArgs&, device::Stream&)> verify;
+};
+void check_conv(Report& report, device::Stream& stream, bool small, ConvOps run = {});
 void check_copies(Report& report, device::Stream& stream, bool small);
 void check_hostile(Report& report, device::Stream& stream, bool small);
 void check_layers(Report& report, device::Stream& stream);

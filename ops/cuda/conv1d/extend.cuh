@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kConvThreads, VEC > 1 ? 6 : 8)
   }
   // One pass over the offsets: are they in order, and which row has the tile's first token?
   const int64_t t0 = static_cast<int64_t>(blockIdx.x) * p.tile;
-  const bool row_block = blockIdx.x >= p.tiles;
+  const bool row_block = static_cast<int32_t>(blockIdx.x) >= p.tiles;
   bool disorder = false;
   int before = 0;
   for (int64_t i = tid; i < rows; i += kConvThreads) {
@@ -190,12 +190,12 @@ __global__ void __launch_bounds__(kConvThreads, VEC > 1 ? 6 : 8)
   }
 
   auto apply = [&](const Vec& a, const Vec& b, const Vec& c3, const Vec& d) {
-    float x[VEC];
+    float sums[VEC];
 #pragma unroll
     for (int c = 0; c < VEC; ++c)
-      x[c] = conv4_silu(taps[c], bias[c], to_float(a.e[c]), to_float(b.e[c]), to_float(c3.e[c]), to_float(d.e[c]));
+      sums[c] = conv4_silu(taps[c], bias[c], to_float(a.e[c]), to_float(b.e[c]), to_float(c3.e[c]), to_float(d.e[c]));
     Vec r;
-    r.set(x);
+    r.set(sums);
     return r;
   };
   auto put = [&](int64_t t, const Vec& v) { *reinterpret_cast<Vec*>(y + t * p.y_pitch) = v; };

@@ -30,3 +30,12 @@ if(KADENCE_BUILD_BENCH)
     set_tests_properties(cuda_step_check PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300 LABELS ops)
   endif()
 endif()
+
+# The convolution kernels on CPU threads.
+if(KADENCE_BUILD_TESTS)
+  kadence_test(cuda_conv_emulated_test SOURCES ${PROJECT_SOURCE_DIR}/bench/cuda/conv_emulated_test.cc
+    ${PROJECT_SOURCE_DIR}/bench/cuda/step_check_layers.cc LINK kadence_ops_testing LABELS ops)
+  target_include_directories(cuda_conv_emulated_test BEFORE PRIVATE
+    ${CMAKE_CURRENT_LIST_DIR}/../emulated/shim ${PROJECT_SOURCE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_options(cuda_conv_emulated_test PRIVATE -Wno-unknown-pragmas)
+endif()

@@ -446,7 +446,7 @@ __device__ __forceinline__ void wait_for_previous() {
 }
 
 // Asks for `bytes` (a multiple of 16) to be in the L2 soon. Nothing waits for it.
-__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
+__device__ __forceinline__ void prefetch_l2([[maybe_unused]] const void* p, [[maybe_unused]] int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 #endif

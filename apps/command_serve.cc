@@ -77,6 +77,7 @@ int run_serve(Options o) {
   o.server.service.api_key = read_key(o);
   const sigset_t signals = block_signals();
   raise_descriptor_limit(o.server.http.max_connections);
+  server::check_listen(o.server.host, o.server.port);
   Progress progress;
   Session session = open_session(o.engine, progress);
   o.server.service.max_in_flight = session.engine->memory_plan().effective_running_requests + o.max_queued;

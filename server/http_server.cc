@@ -42,7 +42,27 @@ bool sane_id(std::string_view id) {
          std::string_view::npos;
 }
 
+void listen_at(tcp::acceptor& a, const std::string& host, uint16_t port) {
+  error_code ec;
+  const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, ec);
+  if (ec) base::throw_invalid("host", "an IP address or localhost", host);
+  const tcp::endpoint endpoint(address, port);
+  a.open(endpoint.protocol(), ec);
+  if (!ec) a.set_option(tcp::acceptor::reuse_address(true), ec);
+  if (!ec) a.bind(endpoint, ec);
+  if (!ec) a.listen(4096, ec);
+  if (ec)
+    base::throw_error(base::ErrorCode::kIo,
+                      "listening on " + host + " port " + std::to_string(port) + ": " + ec.message());
+}
+
 }  // namespace
+
+void check_listen(const std::string& host, uint16_t port) {
+  asio::io_context io;
+  tcp::acceptor acceptor(io);
+  listen_at(acceptor, host, port);
+}
 
 const char* status_text(int status) {
   const auto text = http::obsolete_reason(static_cast<http::status>(status));
@@ -523,18 +543,7 @@ void HttpServer::Impl::on_tick() {
 HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits& limits, HttpHandler handler,
                        ErrorFormat error)
     : impl_(std::make_shared<Impl>(limits, std::move(handler), std::move(error))) {
-  error_code ec;
-  const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, ec);
-  if (ec) base::throw_invalid("host", "an IP address or localhost", host);
-  const tcp::endpoint endpoint(address, port);
-  auto& a = impl_->acceptor;
-  a.open(endpoint.protocol(), ec);
-  if (!ec) a.set_option(tcp::acceptor::reuse_address(true), ec);
-  if (!ec) a.bind(endpoint, ec);
-  if (!ec) a.listen(4096, ec);
-  if (ec)
-    base::throw_error(base::ErrorCode::kIo,
-                      "listening on " + host + " port " + std::to_string(port) + ": " + ec.message());
+  listen_at(impl_->acceptor, host, port);
 }
 
 HttpServer::~HttpServer() {

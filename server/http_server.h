@@ -54,6 +54,9 @@ class HttpServer {
   std::shared_ptr<Impl> impl_;
 };
 
+// Throws Error{kIo} if nobody could listen there now: to be asked before minutes are spent on loading a model.
+void check_listen(const std::string& host, uint16_t port);
+
 // The reason phrase of a status.
 const char* status_text(int status);
 

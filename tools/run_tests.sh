@@ -16,8 +16,8 @@ cuda_note="CUDA was not built: no nvcc on PATH or in /usr/local/cuda/bin"
 if [ -n "$nvcc" ]; then
   say "cuda preset ($("$nvcc" --version | grep -o 'release [0-9.]*'))"
   quietly env CUDACXX="$nvcc" cmake --preset cuda
-  quietly cmake --build --preset cuda -j "$jobs"
-  ctest --preset cuda -L cuda -j "$jobs"
+  quietly cmake --build --preset cuda -j "$jobs" --target cuda_all
+  ctest --preset cuda -R '^(cuda_|kda_sm)' -j "$jobs"
   cuda_note="CUDA was built, nothing of it ran (no GPU is used by the tests)"
 fi
 say "asan preset: unit tests under AddressSanitizer and UndefinedBehaviorSanitizer"

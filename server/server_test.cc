@@ -6,6 +6,7 @@
 #include <string>
 
 #include "server/choice_text.h"
+#include "server/metrics.h"
 #include "server/openai_format.h"
 #include "server/openai_parse.h"
 #include "server/testing/byte_tokenizer.h"
@@ -194,6 +195,43 @@ TEST(Format, ChunksAreValidJson) {
   const auto json = OrderedJson::parse(chunk.substr(6));
   EXPECT_EQ(json["choices"][0]["delta"]["content"], odd);
   EXPECT_EQ(json["choices"][0]["delta"]["tool_calls"][0]["function"]["name"], "f");
+}
+
+// Too short to hit is not the same as broken: every counter under its own name and reason, slot kinds that add up.
+TEST(Metrics, B67_ReasonsAndKindsAreTheirOwn) {
+  Metrics::Snapshot s;
+  engine::EngineStats& e = s.engine;
+  e.lookups = 101, e.hits = 11, e.misses_too_short = 12, e.misses_no_match = 13, e.misses_no_state = 14;
+  e.misses_disabled = 15;
+  e.checkpoints_written = 21, e.checkpoints_skipped = 22, e.checkpoints_duplicate = 23;
+  e.prefill_tokens = 31, e.decode_tokens = 32, e.replayed_tokens = 33, e.restored_tokens = 34;
+  e.cancelled = 41, e.nan_alarms = 42, e.retracted = 43;
+  e.slots.capacity = 20, e.slots.free = 5, e.slots.working = 4, e.slots.reserved = 1, e.slots.cached = 10;
+  e.tree.locked_states = 3;
+  const std::string text = Metrics().text(s);
+  for (const char* line : {"kadence_cache_lookups_total 101",
+                           "kadence_cache_hits_total 11",
+                           "kadence_cache_misses_total{reason=\"too_short\"} 12",
+                           "kadence_cache_misses_total{reason=\"no_match\"} 13",
+                           "kadence_cache_misses_total{reason=\"no_state\"} 14",
+                           "kadence_cache_misses_total{reason=\"disabled\"} 15",
+                           "kadence_checkpoints_total{result=\"written\"} 21",
+                           "kadence_checkpoints_total{result=\"skipped\"} 22",
+                           "kadence_checkpoints_total{result=\"refused\"} 23",
+                           "kadence_tokens_total{kind=\"prefill\"} 31",
+                           "kadence_tokens_total{kind=\"decode\"} 32",
+                           "kadence_tokens_total{kind=\"replayed\"} 33",
+                           "kadence_tokens_total{kind=\"restored\"} 34",
+                           "kadence_aborts_total 41",
+                           "kadence_nan_alarms_total 42",
+                           "kadence_retractions_total 43",
+                           "kadence_state_slots{kind=\"free\"} 5",
+                           "kadence_state_slots{kind=\"working\"} 4",
+                           "kadence_state_slots{kind=\"reserved\"} 1",
+                           "kadence_state_slots{kind=\"cached\"} 7",
+                           "kadence_state_slots{kind=\"pinned\"} 3"}) {
+    EXPECT_NE(text.find(std::string("\n") + line + "\n"), std::string::npos) << line;
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <omp.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -178,8 +179,13 @@ Buffer Buffer::allocate(const DeviceInfo& info, size_t bytes) {
     b.data_ = cuda_allocate(info.ordinal, bytes);
     return b;
   }
-  constexpr size_t kAlign = 256;
-  b.data_ = bytes > SIZE_MAX - kAlign ? nullptr : std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
+  // Large buffers ask for huge pages: rows of one head lie kilobytes apart, so small pages mean a table walk a row.
+  constexpr size_t kHuge = size_t{2} << 20;
+  const size_t align = bytes >= 2 * kHuge ? kHuge : 256;
+  b.data_ = bytes > SIZE_MAX - align ? nullptr : std::aligned_alloc(align, (bytes + align - 1) / align * align);
+#ifdef MADV_HUGEPAGE
+  if (b.data_ && align == kHuge) madvise(b.data_, bytes / kHuge * kHuge, MADV_HUGEPAGE);  // a wish; refusal costs speed only
+#endif
   if (!b.data_) {
     b.bytes_ = 0;
     base::throw_error(base::ErrorCode::kDevice, "no memory for a buffer of " + std::to_string(bytes) + " bytes on " + info.name);

@@ -67,6 +67,30 @@ struct Task {
         plan.problem().K);
   }
 
+  // What follows the chunk at `t`: values and outputs of the next one, preparation's inputs of the window after this.
+  Ahead ahead_of(int64_t t, int64_t later) const {
+    const KdaProblem& p = plan.problem();
+    const auto tokens = [&](int64_t from) {
+      return static_cast<int>(std::clamp<int64_t>(row.len - from, 0, kSubChunk));
+    };
+    const int64_t h = hv / (p.HV / p.H), io = static_cast<int64_t>(base::size_of(p.io)),
+                  element = int64_t{hv} * p.V + v0;
+    const int64_t decay = static_cast<int64_t>(base::size_of(p.decay));
+    Ahead ahead;
+    const int64_t next = t + kSubChunk;
+    if (const int n = tokens(next)) {
+      ahead.add(token_address(a.v, row.begin + next, p.io) + element * io, a.v.pitch * io, n, (v1 - v0) * io, false);
+      ahead.add(token_address(a.out, row.begin + next, p.io) + element * io, a.out.pitch * io, n, (v1 - v0) * io, true);
+    }
+    if (const int n = tokens(later)) {
+      for (const ConstTokenTensor& x : {a.q, a.k})
+        ahead.add(token_address(x, row.begin + later, p.io) + h * p.K * io, x.pitch * io, n, p.K * io, false);
+      ahead.add(token_address(a.decay, row.begin + later, p.decay) + int64_t{hv} * p.K * decay, a.decay.pitch * decay,
+                n, p.K * decay, false);
+    }
+    return ahead;
+  }
+
   void run() const {
     const KdaProblem& p = plan.problem();
     const int V = v1 - v0;
@@ -87,8 +111,10 @@ struct Task {
       for (int64_t t = first; t < end; t += kSubChunk) {
         const int64_t token = row.begin + t, element = int64_t{hv} * p.V + v0;
         const int n = static_cast<int>(std::min<int64_t>(kSubChunk, row.len - t));
+        Ahead ahead = ahead_of(t, end + (t - first));
         kernels.advance({p.K, V, n, factors(t - first), memory.state, span_of(a.v, token, element, p.io),
-                         token_address(a.out, token, p.io) + element * io, a.out.pitch * io, p.io, memory.advance});
+                         token_address(a.out, token, p.io) + element * io, a.out.pitch * io, p.io, memory.advance,
+                         &ahead});
         if (ckpt < row.ckpt_end && a.metadata.ckpt_depth[ckpt] == t + n) {
           if (a.metadata.ckpt_slot[ckpt] >= 0)
             kernels.store_panels(memory.state, p.K, V, rows_of(a.checkpoints, a.metadata.ckpt_slot[ckpt]),

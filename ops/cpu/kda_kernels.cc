@@ -72,6 +72,7 @@ HWY_INLINE void AdvancePanel(const AdvanceArgs& a, float* HWY_RESTRICT S, int co
   const DF d;
   const ChunkFactors& f = a.factors;
   for (int first = 0; first < a.tokens; first += kRows) {
+    if (a.ahead) a.ahead->ask();
     VF acc[kRows][NV];
     Product<NV>(f.kd + first * 16, S, a.K, acc);
     KADENCE_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -92,6 +93,7 @@ HWY_INLINE void AdvancePanel(const AdvanceArgs& a, float* HWY_RESTRICT S, int co
     Substitute(f.A, a.tokens, R + n * kLanes);
   }
   for (int first = 0; first < a.tokens; first += kRows) {
+    if (a.ahead) a.ahead->ask();
     VF acc[kRows][NV];
     Product<NV>(f.qd + first * 16, S, a.K, acc);
     // Tokens before this block contribute to all its rows, those inside it triangularly.
@@ -117,6 +119,7 @@ HWY_INLINE void AdvancePanel(const AdvanceArgs& a, float* HWY_RESTRICT S, int co
     }
   }
   for (int k = 0; k < a.K; k += kRows) {
+    if (a.ahead) a.ahead->ask();
     const float* kr = f.kr + (k / 16) * kSubChunk * 16 + k % 16;
     float* s = S + k * NV * static_cast<int>(kLanes);
     VF acc[kRows][NV];

@@ -65,6 +65,40 @@ struct PrepareArgs {
 };
 size_t prepare_floats(int K);
 
+// Rows that the next chunks will read or write, asked for while this one computes. Rows of one head lie a whole token
+// apart, so the hardware does not see the pattern. Changes no value.
+class Ahead {
+ public:
+  // `tokens` rows of `bytes` from `base`, `stride` bytes apart.
+  void add(const void* base, int64_t stride, int tokens, int64_t bytes, bool write) {
+    if (tokens > 0 && count_ < kMax) rows_[count_++] = {static_cast<const char*>(base), stride, bytes, tokens, write};
+  }
+  // The next row, if any is left.
+  void ask() {
+    if (at_ == count_) return;
+    Rows& r = rows_[at_];
+    for (int64_t i = 0; i < r.bytes; i += 64) {
+      if (r.write)
+        __builtin_prefetch(r.base + i, 1, 3);
+      else
+        __builtin_prefetch(r.base + i, 0, 2);
+    }
+    r.base += r.stride;
+    if (--r.tokens == 0) ++at_;
+  }
+
+ private:
+  struct Rows {
+    const char* base;
+    int64_t stride, bytes;
+    int tokens;
+    bool write;
+  };
+  static constexpr int kMax = 5;
+  Rows rows_[kMax] = {};
+  int count_ = 0, at_ = 0;
+};
+
 // The state of a head, or a range of its value channels, as panels [V/P][K][P]; P = panel width of the instruction set.
 struct AdvanceArgs {
   int K = 0, V = 0;  // V: value channels of this range
@@ -76,6 +110,7 @@ struct AdvanceArgs {
   int64_t out_stride = 0;
   DType io = DType::kF32;
   float* scratch;  // advance_floats(V)
+  Ahead* ahead = nullptr;
 };
 size_t advance_floats(int V);
 

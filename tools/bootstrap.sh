@@ -3,7 +3,8 @@
 set -euo pipefail
 packages=(
   g++ cmake ninja-build python3 python3-venv patch            # building
-  libhwy-dev libdnnl-dev libicu-dev nlohmann-json3-dev        # SIMD, matrix products, Unicode, JSON
+  libhwy-dev libicu-dev nlohmann-json3-dev                    # SIMD, Unicode, JSON
+  libdnnl-dev ocl-icd-opencl-dev                              # matrix products (its package file asks for OpenCL)
   libcli11-dev libspdlog-dev libfmt-dev                       # the binary
   libboost1.81-dev prometheus-cpp-dev                         # the server
   libgtest-dev libgmock-dev libbenchmark-dev                  # tests and benchmarks

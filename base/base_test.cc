@@ -27,7 +27,8 @@ float nearest(float f, Decode decode) {
     const float x = decode(static_cast<uint16_t>(b));
     if (!std::isfinite(x)) continue;
     const double d = std::fabs(static_cast<double>(x) - f);
-    if (d < best_distance || (d == best_distance && (b & 1u) == 0 && (best_bits & 1u) == 1)) best = x, best_distance = d, best_bits = b;
+    if (d < best_distance || (d == best_distance && (b & 1u) == 0 && (best_bits & 1u) == 1))
+      best = x, best_distance = d, best_bits = b;
   }
   return best;
 }

@@ -14,12 +14,16 @@ enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8, kF64 };
 constexpr size_t size_of(DType t) {
   switch (t) {
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kBF16:
-    case DType::kF16: return 2;
+    case DType::kF16:
+      return 2;
     case DType::kI64:
-    case DType::kF64: return 8;
-    case DType::kU8: return 1;
+    case DType::kF64:
+      return 8;
+    case DType::kU8:
+      return 1;
   }
   return 0;
 }

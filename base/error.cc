@@ -4,12 +4,18 @@ namespace kadence::base {
 
 const char* to_string(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kInvalidArgument: return "invalid argument";
-    case ErrorCode::kUnsupported: return "unsupported";
-    case ErrorCode::kOutOfRange: return "out of range";
-    case ErrorCode::kIo: return "i/o";
-    case ErrorCode::kDevice: return "device";
-    case ErrorCode::kInternal: return "internal";
+    case ErrorCode::kInvalidArgument:
+      return "invalid argument";
+    case ErrorCode::kUnsupported:
+      return "unsupported";
+    case ErrorCode::kOutOfRange:
+      return "out of range";
+    case ErrorCode::kIo:
+      return "i/o";
+    case ErrorCode::kDevice:
+      return "device";
+    case ErrorCode::kInternal:
+      return "internal";
   }
   return "unknown";
 }

@@ -35,11 +35,12 @@ class Error : public std::runtime_error {
 }  // namespace kadence::base
 
 // Invariants of ours. KADENCE_CHECK is always on; KADENCE_DCHECK only with KADENCE_DEBUG_CHECKS.
-#define KADENCE_CHECK(cond)                                                                               \
-  do {                                                                                                    \
-    if (!(cond))                                                                                          \
-      ::kadence::base::throw_error(::kadence::base::ErrorCode::kInternal,                                 \
-                                   std::string("invariant broken: " #cond " at ") + __FILE__ + ":" + std::to_string(__LINE__)); \
+#define KADENCE_CHECK(cond)                                                                            \
+  do {                                                                                                 \
+    if (!(cond))                                                                                       \
+      ::kadence::base::throw_error(                                                                    \
+          ::kadence::base::ErrorCode::kInternal,                                                       \
+          std::string("invariant broken: " #cond " at ") + __FILE__ + ":" + std::to_string(__LINE__)); \
   } while (0)
 #ifdef KADENCE_DEBUG_CHECKS
 #define KADENCE_DCHECK(cond) KADENCE_CHECK(cond)

@@ -16,9 +16,9 @@ struct Id {
   friend constexpr auto operator<=>(Id, Id) = default;
 };
 
-using SlotId = Id<struct SlotTag>;                  // a state slot of a StatePool
-using PageId = Id<struct PageTag>;                  // a KV page of a KvPool
-using RequestId = Id<struct RequestTag, int64_t>;   // a request of an engine
+using SlotId = Id<struct SlotTag>;                 // a state slot of a StatePool
+using PageId = Id<struct PageTag>;                 // a KV page of a KvPool
+using RequestId = Id<struct RequestTag, int64_t>;  // a request of an engine
 
 }  // namespace kadence::base
 

@@ -21,7 +21,9 @@ constexpr uint64_t draw_u64(uint64_t seed, uint64_t index) {
 }
 
 // Uniform in [0, 1), 53 bits.
-constexpr double draw_uniform(uint64_t seed, uint64_t index) { return static_cast<double>(draw_u64(seed, index) >> 11) * 0x1p-53; }
+constexpr double draw_uniform(uint64_t seed, uint64_t index) {
+  return static_cast<double>(draw_u64(seed, index) >> 11) * 0x1p-53;
+}
 
 // A sequential generator over draw_u64, for tests and benchmarks.
 class Rng {

@@ -110,10 +110,14 @@ struct CpuStream final : Stream::Impl {
 
 const char* to_string(Isa isa) {
   switch (isa) {
-    case Isa::kAuto: return "auto";
-    case Isa::kBaseline: return "baseline";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
+    case Isa::kAuto:
+      return "auto";
+    case Isa::kBaseline:
+      return "baseline";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }
@@ -127,16 +131,18 @@ Isa parse_isa(const std::string& name) {
 Isa resolve_isa(Isa requested) {
 #if defined(__x86_64__)
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512cd");
 #else
   const bool avx2 = false, avx512 = false;
 #endif
   const Isa best = avx512 ? Isa::kAvx512 : avx2 ? Isa::kAvx2 : Isa::kBaseline;
   if (requested == Isa::kAuto) return best;
   if (requested > best)
-    base::throw_error(base::ErrorCode::kUnsupported,
-                      std::string("isa ") + to_string(requested) + " was asked for, but this machine supports up to " + to_string(best));
+    base::throw_error(base::ErrorCode::kUnsupported, std::string("isa ") + to_string(requested) +
+                                                         " was asked for, but this machine supports up to " +
+                                                         to_string(best));
   return requested;
 }
 
@@ -146,7 +152,8 @@ DeviceInfo cpu_info(int threads, Isa isa) {
   d.kind = DeviceKind::kCpu;
   d.threads = threads;
   d.isa = resolve_isa(isa);
-  d.name = std::string("cpu (") + to_string(d.isa) + ", " + std::to_string(threads) + (threads == 1 ? " thread)" : " threads)");
+  d.name = std::string("cpu (") + to_string(d.isa) + ", " + std::to_string(threads) +
+           (threads == 1 ? " thread)" : " threads)");
   d.total_memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   return d;
 }
@@ -184,11 +191,13 @@ Buffer Buffer::allocate(const DeviceInfo& info, size_t bytes) {
   const size_t align = bytes >= 2 * kHuge ? kHuge : 256;
   b.data_ = bytes > SIZE_MAX - align ? nullptr : std::aligned_alloc(align, (bytes + align - 1) / align * align);
 #ifdef MADV_HUGEPAGE
-  if (b.data_ && align == kHuge) madvise(b.data_, bytes / kHuge * kHuge, MADV_HUGEPAGE);  // a wish; refusal costs speed only
+  if (b.data_ && align == kHuge)
+    madvise(b.data_, bytes / kHuge * kHuge, MADV_HUGEPAGE);  // a wish; refusal costs speed only
 #endif
   if (!b.data_) {
     b.bytes_ = 0;
-    base::throw_error(base::ErrorCode::kDevice, "no memory for a buffer of " + std::to_string(bytes) + " bytes on " + info.name);
+    base::throw_error(base::ErrorCode::kDevice,
+                      "no memory for a buffer of " + std::to_string(bytes) + " bytes on " + info.name);
   }
   return b;
 }
@@ -202,7 +211,9 @@ void Buffer::release() noexcept {
   data_ = nullptr;
 }
 
-Buffer::Buffer(Buffer&& o) noexcept : data_(o.data_), bytes_(o.bytes_), kind_(o.kind_), ordinal_(o.ordinal_) { o.data_ = nullptr, o.bytes_ = 0; }
+Buffer::Buffer(Buffer&& o) noexcept : data_(o.data_), bytes_(o.bytes_), kind_(o.kind_), ordinal_(o.ordinal_) {
+  o.data_ = nullptr, o.bytes_ = 0;
+}
 Buffer& Buffer::operator=(Buffer&& o) noexcept {
   if (this != &o) {
     release();

@@ -25,13 +25,13 @@ struct DeviceInfo {
   DeviceKind kind = DeviceKind::kCpu;
   int ordinal = 0;
   std::string name;
-  int threads = 1;                // CPU: workers of the stream
-  Isa isa = Isa::kBaseline;       // CPU: resolved, never kAuto
-  int sm_major = 0, sm_minor = 0; // CUDA: compute capability
+  int threads = 1;                 // CPU: workers of the stream
+  Isa isa = Isa::kBaseline;        // CPU: resolved, never kAuto
+  int sm_major = 0, sm_minor = 0;  // CUDA: compute capability
   int sm_count = 0;
   int64_t l2_bytes = 0;
   int64_t shared_bytes_per_block = 0;
-  int64_t total_memory = 0;       // bytes
+  int64_t total_memory = 0;  // bytes
 };
 
 DeviceInfo cpu_info(int threads, Isa isa = Isa::kAuto);
@@ -75,7 +75,8 @@ class Stream {
 class Buffer {
  public:
   Buffer() = default;
-  // `bytes` of uninitialised memory on the device of `info`. Throws Error{kDevice} with the size when it is not to be had.
+  // `bytes` of uninitialised memory on the device of `info`. Throws Error{kDevice} with the size when it is not to be
+  // had.
   static Buffer allocate(const DeviceInfo& info, size_t bytes);
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;

@@ -30,7 +30,11 @@ TEST(Stream, RunsEveryTaskOnceOnItsWorkers) {
 
 TEST(Stream, RethrowsTheTasksException) {
   Stream s = Stream::cpu(2);
-  EXPECT_THROW(s.parallel_for(10, [](int64_t i, int) { if (i == 3) throw std::runtime_error("x"); }), std::runtime_error);
+  EXPECT_THROW(s.parallel_for(10,
+                              [](int64_t i, int) {
+                                if (i == 3) throw std::runtime_error("x");
+                              }),
+               std::runtime_error);
   std::atomic<int> n{0};
   s.parallel_for(10, [&](int64_t, int) { n++; });  // usable afterwards
   EXPECT_EQ(n.load(), 10);

@@ -39,7 +39,7 @@ void run_conv1d(const Conv1dStepArgs& args, device::Stream& stream);
 // Draft trees: node d of row n convolves along its ancestors, then the committed window. Nothing is stored; the raw
 // inputs are what commit reads.
 struct Conv1dVerifyArgs {
-  Conv1dArgs conv;                  // token n*D + d
+  Conv1dArgs conv;  // token n*D + d
   int32_t rows = 0, D = 0;
   const int32_t* n_draft = nullptr;
   const int32_t* parent = nullptr;

@@ -50,7 +50,8 @@ class Linear {
            device::Stream& stream) const;
   size_t workspace_bytes(int threads) const;
   // One tile on the calling thread: `rows` <= gemm_rows(phase). For callers that spread work over workers themselves.
-  void run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows, void* tile_workspace) const;
+  void run_tile(GemmPhase phase, const float* x, int64_t x_pitch, float* y, int64_t y_pitch, int64_t rows,
+                void* tile_workspace) const;
   size_t tile_workspace_bytes() const;
 
  private:

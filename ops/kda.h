@@ -50,26 +50,26 @@ struct KdaBounds {
 
 struct KdaProblem {
   KdaPhase phase = KdaPhase::kExtend;
-  int32_t H = 0;   // q/k heads
-  int32_t HV = 0;  // value heads; HV % H == 0; value head hv reads q/k head hv / (HV/H)
-  int32_t K = 0;   // key channels per head
-  int32_t V = 0;   // value channels per head
-  DType io = DType::kF32;          // q, k, v, out: fp32 | bf16 | fp16
-  DType decay = DType::kF32;       // the same as io, or fp32
-  DType beta = DType::kF32;        // bf16 | fp32
-  DType state_in = DType::kF32;    // fp32 | bf16 | fp16; arithmetic is fp32, one rounding per store
+  int32_t H = 0;                 // q/k heads
+  int32_t HV = 0;                // value heads; HV % H == 0; value head hv reads q/k head hv / (HV/H)
+  int32_t K = 0;                 // key channels per head
+  int32_t V = 0;                 // value channels per head
+  DType io = DType::kF32;        // q, k, v, out: fp32 | bf16 | fp16
+  DType decay = DType::kF32;     // the same as io, or fp32
+  DType beta = DType::kF32;      // bf16 | fp32
+  DType state_in = DType::kF32;  // fp32 | bf16 | fp16; arithmetic is fp32, one rounding per store
   DType state_out = DType::kF32;
   DType checkpoints = DType::kF32;
   KdaGate gate = KdaGate::kBounded;
-  float lower_bound = -5.0f;       // natural log; kBounded only; finite and < 0
+  float lower_bound = -5.0f;  // natural log; kBounded only; finite and < 0
   KdaBeta beta_mode = KdaBeta::kLogits;
-  bool beta_doubled = false;       // beta * 2 after the sigmoid (negative eigenvalues)
-  bool l2norm = true;              // x * rsqrt(sum(x^2) + kL2NormEps), fp32
-  float scale = 0.0f;              // multiplied into q; 0 = K^-0.5
-  bool seq_int64 = false;          // seq_begin is int64 instead of int32 (extend)
-  int32_t D = 0;                   // draft tokens per row (verify), <= kMaxDraftTokens
-  bool fused_step = false;         // step also does conv update before and gated RMSNorm after (KdaStepArgs::fused)
-  DType conv = DType::kF32;        // fused_step: dtype of x and of the windows
+  bool beta_doubled = false;  // beta * 2 after the sigmoid (negative eigenvalues)
+  bool l2norm = true;         // x * rsqrt(sum(x^2) + kL2NormEps), fp32
+  float scale = 0.0f;         // multiplied into q; 0 = K^-0.5
+  bool seq_int64 = false;     // seq_begin is int64 instead of int32 (extend)
+  int32_t D = 0;              // draft tokens per row (verify), <= kMaxDraftTokens
+  bool fused_step = false;    // step also does conv update before and gated RMSNorm after (KdaStepArgs::fused)
+  DType conv = DType::kF32;   // fused_step: dtype of x and of the windows
   KdaBounds bounds;
 };
 
@@ -79,10 +79,11 @@ enum class KdaMode {
 };
 
 struct KdaOptions {
-  std::string backend = "auto";      // "auto" or a name of kda_backends()
-  int32_t extend_block_tokens = 0;   // tokens of the workspace window; multiple of 64; 0 = the plan's own, never unbounded
+  std::string backend = "auto";  // "auto" or a name of kda_backends()
+  int32_t extend_block_tokens =
+      0;  // tokens of the workspace window; multiple of 64; 0 = the plan's own, never unbounded
   KdaMode mode = KdaMode::kExact;
-  bool verify_matches_step = true;   // every node's output has the bits of the step sequence along its path
+  bool verify_matches_step = true;  // every node's output has the bits of the step sequence along its path
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -92,13 +93,15 @@ class KdaPlan {
  public:
   const KdaProblem& problem() const { return problem_; }
   const KdaOptions& options() const { return options_; }
-  const std::string& backend() const { return backend_; }      // what will run, e.g. "cpu"
-  device::Isa isa() const { return isa_; }                      // CPU backends: instruction set of this plan
-  size_t workspace_bytes() const { return workspace_bytes_; }  // of one run; 256-byte aligned; not shared by concurrent runs
-  int32_t block_tokens() const { return block_tokens_; }       // extend: tokens per window
-  size_t metadata_bytes() const { return metadata_bytes_; }    // buffer that upload() fills (extend)
-  size_t scratch_bytes() const { return scratch_bytes_; }      // verify: per layer, written by verify, read by commit
-  float scale() const { return scale_; }                       // resolved
+  const std::string& backend() const { return backend_; }  // what will run, e.g. "cpu"
+  device::Isa isa() const { return isa_; }                 // CPU backends: instruction set of this plan
+  size_t workspace_bytes() const {
+    return workspace_bytes_;
+  }                                                       // of one run; 256-byte aligned; not shared by concurrent runs
+  int32_t block_tokens() const { return block_tokens_; }  // extend: tokens per window
+  size_t metadata_bytes() const { return metadata_bytes_; }  // buffer that upload() fills (extend)
+  size_t scratch_bytes() const { return scratch_bytes_; }    // verify: per layer, written by verify, read by commit
+  float scale() const { return scale_; }                     // resolved
 
   // For backends (kda_plan.cc fills these in; `variant` is private to the chosen backend).
   KdaProblem problem_;
@@ -113,7 +116,8 @@ class KdaPlan {
 };
 
 // Chooses and validates. Throws Error{kInvalidArgument} naming the field, what was wanted and what was got;
-// Error{kUnsupported} listing what was asked, what each backend of this device lacks for it, and the option that decides.
+// Error{kUnsupported} listing what was asked, what each backend of this device lacks for it, and the option that
+// decides.
 KdaPlan plan_kda(const KdaProblem& problem, const device::DeviceInfo& device, const KdaOptions& options = {});
 
 // The table of backends, one line a backend, for people: name, phases, dtypes, sizes, gates, limits.
@@ -125,7 +129,8 @@ struct KdaBackendInfo {
 };
 std::span<const KdaBackendInfo> kda_backends();
 // Empty if `backend` can run `problem` on `device`; else the list of features that it lacks.
-std::vector<std::string> kda_backend_misses(const std::string& backend, const KdaProblem& problem, const device::DeviceInfo& device);
+std::vector<std::string> kda_backend_misses(const std::string& backend, const KdaProblem& problem,
+                                            const device::DeviceInfo& device);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Tensors
@@ -170,11 +175,11 @@ struct WindowView {
 // Why a row of device metadata was skipped (KdaMetadata::status).
 enum class KdaRowStatus : int32_t {
   kOk = 0,
-  kBadOffsets = 1,      // seq_begin decreases, passes the tensors' tokens, or starts inside an earlier good row
-  kBadStateIn = 2,      // slot >= slots (below -1 too)
+  kBadOffsets = 1,  // seq_begin decreases, passes the tensors' tokens, or starts inside an earlier good row
+  kBadStateIn = 2,  // slot >= slots (below -1 too)
   kBadStateOut = 3,
-  kBadCheckpoint = 4,   // off the grid, past the end, not ascending, or slot out of range
-  kBadNode = 5,         // commit: node >= n_draft
+  kBadCheckpoint = 4,  // off the grid, past the end, not ascending, or slot out of range
+  kBadNode = 5,        // commit: node >= n_draft
 };
 
 // As the kernels read it: arrays in device memory, values unseen by the host.
@@ -182,29 +187,30 @@ enum class KdaRowStatus : int32_t {
 // A row whose entries are out of bounds is skipped: its outputs are zeros, nothing is stored, and (row, reason) is left
 // in status. Tokens at or after seq_begin[rows] get zeros.
 struct KdaMetadata {
-  const void* seq_begin = nullptr;        // [N+1], int32 or int64 (KdaProblem::seq_int64)
-  const int32_t* state_in = nullptr;      // [N], -1 = zeros
-  const int32_t* state_out = nullptr;     // [N], -1 = no store
-  const int32_t* ckpt_begin = nullptr;    // [N+1], null = no checkpoints
-  const int32_t* ckpt_depth = nullptr;    // [M], tokens since the row's start, positive multiples of 64, ascending, <= len
-  const int32_t* ckpt_slot = nullptr;     // [M], -1 = skip
-  int32_t rows = 0;                       // N (a launch bound when rows_device is given)
-  const int32_t* rows_device = nullptr;   // [1], the actual N <= rows, or null
-  int32_t* status = nullptr;              // [2] = {row, KdaRowStatus} of one bad row, or null; the caller zeroes it
+  const void* seq_begin = nullptr;      // [N+1], int32 or int64 (KdaProblem::seq_int64)
+  const int32_t* state_in = nullptr;    // [N], -1 = zeros
+  const int32_t* state_out = nullptr;   // [N], -1 = no store
+  const int32_t* ckpt_begin = nullptr;  // [N+1], null = no checkpoints
+  const int32_t* ckpt_depth =
+      nullptr;                         // [M], tokens since the row's start, positive multiples of 64, ascending, <= len
+  const int32_t* ckpt_slot = nullptr;  // [M], -1 = skip
+  int32_t rows = 0;                    // N (a launch bound when rows_device is given)
+  const int32_t* rows_device = nullptr;  // [1], the actual N <= rows, or null
+  int32_t* status = nullptr;             // [2] = {row, KdaRowStatus} of one bad row, or null; the caller zeroes it
 };
 
 // As the host states it. Everything is validated by upload().
 struct KdaHostMetadata {
-  std::span<const int64_t> seq_begin;     // [N+1]
-  std::span<const int32_t> state_in;      // [N]
-  std::span<const int32_t> state_out;     // [N]
-  std::span<const int32_t> ckpt_begin;    // [N+1] or empty
-  std::span<const int32_t> ckpt_depth;    // [M]
-  std::span<const int32_t> ckpt_slot;     // [M]
-  int64_t tokens = 0;                     // T, rows of the token tensors
+  std::span<const int64_t> seq_begin;                               // [N+1]
+  std::span<const int32_t> state_in;                                // [N]
+  std::span<const int32_t> state_out;                               // [N]
+  std::span<const int32_t> ckpt_begin;                              // [N+1] or empty
+  std::span<const int32_t> ckpt_depth;                              // [M]
+  std::span<const int32_t> ckpt_slot;                               // [M]
+  int64_t tokens = 0;                                               // T, rows of the token tensors
   int64_t state_in_slots = 0, state_out_slots = 0, ckpt_slots = 0;  // pool sizes
-  bool same_pool = true;                  // the three views are the same memory: a slot that is written may be read
-                                          // only as the same row's state_in
+  bool same_pool = true;  // the three views are the same memory: a slot that is written may be read
+                          // only as the same row's state_in
 };
 
 // Validates; throws Error{kInvalidArgument} naming row and field. Host work only.
@@ -218,13 +224,13 @@ KdaMetadata upload(const KdaPlan& plan, const KdaHostMetadata& metadata, void* b
 // Extend
 
 struct KdaExtendArgs {
-  ConstTokenTensor q, k, v;   // [T,H,K], [T,H,K], [T,HV,V]
-  ConstTokenTensor decay;     // [T,HV,K]: gate input or given log decay
-  ConstTokenTensor beta;      // [T,HV]
+  ConstTokenTensor q, k, v;        // [T,H,K], [T,H,K], [T,HV,V]
+  ConstTokenTensor decay;          // [T,HV,K]: gate input or given log decay
+  ConstTokenTensor beta;           // [T,HV]
   const float* A_log = nullptr;    // [HV]; null with kGivenLogDecay
   const float* dt_bias = nullptr;  // [HV,K] or null
-  TokenTensor out;            // [T,HV,V]; may not alias an input
-  int64_t tokens = 0;         // T
+  TokenTensor out;                 // [T,HV,V]; may not alias an input
+  int64_t tokens = 0;              // T
   KdaMetadata metadata;
   StateView state_in, state_out, checkpoints;
   void* workspace = nullptr;  // plan.workspace_bytes()
@@ -250,13 +256,13 @@ struct KdaStepArgs {
   ConstTokenTensor q, k, v, decay, beta;  // T = N
   const float* A_log = nullptr;
   const float* dt_bias = nullptr;
-  TokenTensor out;                        // [N,HV,V]; rows of slot_in -1 get zeros
-  int32_t rows = 0;                       // N
-  const int32_t* slot_in = nullptr;       // [N] device; -1 = padded row: zeros out, nothing read or stored
-  const int32_t* slot_out = nullptr;      // [N] device; usually == slot_in (in place)
+  TokenTensor out;                    // [N,HV,V]; rows of slot_in -1 get zeros
+  int32_t rows = 0;                   // N
+  const int32_t* slot_in = nullptr;   // [N] device; -1 = padded row: zeros out, nothing read or stored
+  const int32_t* slot_out = nullptr;  // [N] device; usually == slot_in (in place)
   StateView state_in, state_out;
   KdaFusedStep fused;
-  int32_t* status = nullptr;              // as KdaMetadata::status
+  int32_t* status = nullptr;  // as KdaMetadata::status
   void* workspace = nullptr;
 };
 void run_kda(const KdaPlan& plan, const KdaStepArgs& args, device::Stream& stream);
@@ -268,13 +274,13 @@ struct KdaVerifyArgs {
   ConstTokenTensor q, k, v, decay, beta;  // token n*D + d is draft node d of row n
   const float* A_log = nullptr;
   const float* dt_bias = nullptr;
-  TokenTensor out;                        // [N*D,HV,V]; nodes >= n_draft and padded rows get zeros
-  int32_t rows = 0;                       // N
-  const int32_t* n_draft = nullptr;       // [N] device, <= D
-  const int32_t* parent = nullptr;        // [N,D] device, < own index; -1 = the committed state
-  const int32_t* slot_in = nullptr;       // [N] device; committed slots, read only; -1 = padded row
+  TokenTensor out;                   // [N*D,HV,V]; nodes >= n_draft and padded rows get zeros
+  int32_t rows = 0;                  // N
+  const int32_t* n_draft = nullptr;  // [N] device, <= D
+  const int32_t* parent = nullptr;   // [N,D] device, < own index; -1 = the committed state
+  const int32_t* slot_in = nullptr;  // [N] device; committed slots, read only; -1 = padded row
   StateView state_in;
-  void* scratch = nullptr;                // plan.scratch_bytes(), for commit; layout private to the backend
+  void* scratch = nullptr;  // plan.scratch_bytes(), for commit; layout private to the backend
   int32_t* status = nullptr;
   void* workspace = nullptr;
 };
@@ -283,21 +289,21 @@ void run_kda(const KdaPlan& plan, const KdaVerifyArgs& args, device::Stream& str
 // After sampling: state and conv window after node[n] for all layers, one launch. Values are read on the device;
 // a node out of range counts as none and is reported in status.
 struct KdaCommitArgs {
-  int32_t rows = 0;                    // N
-  const int32_t* n_draft = nullptr;    // [N]
-  const int32_t* parent = nullptr;     // [N,D]
-  const int32_t* slot_in = nullptr;    // [N], as given to verify
-  const int32_t* node = nullptr;       // [N], -1 = keep the committed state: nothing is stored
-  const int32_t* slot_out = nullptr;   // [N], usually == slot_in
-  const int32_t* track_node = nullptr; // [N] or null, -1 none: a snapshot of another node ...
-  const int32_t* track_slot = nullptr; // [N] ... into this slot, -1 none
-  const void* scratch = nullptr;       // of layer l at scratch + l * scratch_layer_bytes
+  int32_t rows = 0;                     // N
+  const int32_t* n_draft = nullptr;     // [N]
+  const int32_t* parent = nullptr;      // [N,D]
+  const int32_t* slot_in = nullptr;     // [N], as given to verify
+  const int32_t* node = nullptr;        // [N], -1 = keep the committed state: nothing is stored
+  const int32_t* slot_out = nullptr;    // [N], usually == slot_in
+  const int32_t* track_node = nullptr;  // [N] or null, -1 none: a snapshot of another node ...
+  const int32_t* track_slot = nullptr;  // [N] ... into this slot, -1 none
+  const void* scratch = nullptr;        // of layer l at scratch + l * scratch_layer_bytes
   size_t scratch_layer_bytes = 0;
-  StateView states;                    // all layers
-  ConstTokenTensor conv_x;             // raw conv inputs of the drafts, [N*D, C]; null = no windows
-  int64_t conv_x_layer_pitch = 0;      // elements
-  int32_t conv_channels = 0;           // C
-  WindowView windows;                  // all layers
+  StateView states;                // all layers
+  ConstTokenTensor conv_x;         // raw conv inputs of the drafts, [N*D, C]; null = no windows
+  int64_t conv_x_layer_pitch = 0;  // elements
+  int32_t conv_channels = 0;       // C
+  WindowView windows;              // all layers
   int32_t* status = nullptr;
 };
 void run_kda_commit(const KdaPlan& verify_plan, const KdaCommitArgs& args, device::Stream& stream);

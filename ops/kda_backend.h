@@ -22,8 +22,12 @@ struct KdaBackend {
 };
 
 // Each lives in its folder. reference and cpu: kind kCpu; sm80 and sm90: kind kCuda, only with KADENCE_CUDA.
-namespace reference { extern const KdaBackend kBackend; }
-namespace cpu { extern const KdaBackend kBackend; }
+namespace reference {
+extern const KdaBackend kBackend;
+}
+namespace cpu {
+extern const KdaBackend kBackend;
+}
 namespace cuda {
 extern const KdaBackend kSm80Backend, kSm90Backend;
 // The other operators on a CUDA stream; the public functions of conv1d.h and kda.h dispatch to these.

@@ -8,13 +8,13 @@
 
 namespace kadence::ops {
 
-// Filters act in the order of vLLM and SGLang, each on what the one before kept: penalties (repetition, then frequency and
-// presence), temperature, top-k, top-p, min-p. Penalties count for greedy choices too.
+// Filters act in the order of vLLM and SGLang, each on what the one before kept: penalties (repetition, then frequency
+// and presence), temperature, top-k, top-p, min-p. Penalties count for greedy choices too.
 struct SamplingParams {
-  float temperature = 0;     // 0 = greedy
-  int32_t top_k = 0;         // 0 = off
-  float top_p = 1;           // (0, 1]
-  float min_p = 0;           // [0, 1]
+  float temperature = 0;         // 0 = greedy
+  int32_t top_k = 0;             // 0 = off
+  float top_p = 1;               // (0, 1]
+  float min_p = 0;               // [0, 1]
   float repetition_penalty = 1;  // > 0; divides positive logits of seen tokens, multiplies negative ones
   float presence_penalty = 0;    // subtracted once from tokens generated before
   float frequency_penalty = 0;   // subtracted per earlier generation
@@ -31,7 +31,8 @@ struct TokenHistory {
 
 // The token of draw `index` (tokens generated so far): a pure function of logits, history, params and index. Greedy
 // takes the lowest id among equals. `scratch` is reused between calls.
-int32_t sample(std::span<const float> logits, const TokenHistory& history, const SamplingParams& params, uint64_t index, std::vector<float>& scratch);
+int32_t sample(std::span<const float> logits, const TokenHistory& history, const SamplingParams& params, uint64_t index,
+               std::vector<float>& scratch);
 
 // log(sum(exp(logits))) in double, fixed order.
 double log_sum_exp(std::span<const float> logits);

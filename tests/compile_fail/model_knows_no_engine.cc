@@ -1,6 +1,6 @@
 // expect: engine/engine.h: No such file
 // module: model
-#include "model/model.h"
 #include "engine/engine.h"  // BAD
+#include "model/model.h"
 
 int x;

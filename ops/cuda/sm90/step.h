@@ -1,5 +1,5 @@
-// Decode: what kSm90Backend (backend.cc) points at for step, verify and commit; the portable backend uses it too. The functions have the
-// meaning of the members of KdaBackend (ops/kda_backend.h) of the same name.
+// Decode: what kSm90Backend (backend.cc) points at for step, verify and commit; the portable backend uses it too. The
+// functions have the meaning of the members of KdaBackend (ops/kda_backend.h) of the same name.
 #pragma once
 
 #include <string>

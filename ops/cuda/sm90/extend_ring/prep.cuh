@@ -177,7 +177,7 @@ __device__ __forceinline__ uint32_t place_in_tile(uint32_t tile, int half_bytes,
 // exponents <= 0 only: right for decays down to -inf. Nothing overflows, nothing is divided.
 // Reads the tables of write_exact_tables (log2 decays, raw keys and queries, norms) and the group sums.
 static __device__ __noinline__ void exact_path(uint32_t base, uint32_t beta_place, int w, int l, int barrier,
-                                        float inverse_norm) {
+                                               float inverse_norm) {
   float4 sums[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[i] = ld_shared_v4(base + Prep::kGroupSums + i * 512 + l * 16);

@@ -22,7 +22,8 @@ build: release  ## install what is missing, build build/release/kadence
 demo: release  ## check a small model end to end, then a chat whose second turn hits the cache
 	@tools/demo.sh $(KADENCE) $(MODEL)
 
-test: bootstrap  ## build and run every test that needs no GPU
+test:  ## build and run every test that needs no GPU
+	@tools/bootstrap.sh tests
 	@tools/run_tests.sh $(JOBS)
 
 check: release  ## the long checks: exactness on contexts up to 72,000 tokens, Hugging Face goldens

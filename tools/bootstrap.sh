@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Kadence needs, if any is missing. Needs root or sudo only then.
+# usage: bootstrap.sh [tests]   tests: also what the server's tests drive (curl, a browser)
 set -euo pipefail
 packages=(
   g++ cmake ninja-build python3 python3-venv patch            # building
@@ -10,6 +11,7 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev                  # tests and benchmarks
   clang-format clang-tidy ccache                              # development
 )
+if [ "${1:-}" = tests ]; then packages+=(curl chromium chromium-driver); fi
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q "install ok installed" || missing+=("$p")

@@ -10,7 +10,6 @@
 #include "apps/flags.h"
 #include "apps/numbers.h"
 #include "apps/score_line.h"
-#include "apps/stop_text.h"
 #include "apps/table.h"
 #include "base/error.h"
 #include "base/rng.h"
@@ -97,35 +96,6 @@ TEST(Format, PeopleReadableSizesAndTimes) {
   EXPECT_EQ(format_seconds(12.34), "12.3 s");
   EXPECT_EQ(with_commas(-1234567), "-1,234,567");
   EXPECT_EQ(with_commas(999), "999");
-}
-
-TEST(StopText, HoldsBackOnlyWhatMayBecomeAStop) {
-  StopText s({"END", "\n\n"});
-  EXPECT_EQ(s.push("abcE"), "abc");
-  EXPECT_EQ(s.push("N"), "");
-  EXPECT_EQ(s.push("x\n"), "ENx");
-  EXPECT_EQ(s.push("y"), "\ny");
-  EXPECT_FALSE(s.stopped());
-  EXPECT_EQ(s.push("zEN"), "z");
-  EXPECT_EQ(s.push("D and more"), "");
-  EXPECT_TRUE(s.stopped());
-  EXPECT_EQ(s.push("never"), "");
-  EXPECT_EQ(s.finish(), "");
-}
-
-TEST(StopText, GivesTheTailBackAtTheEnd) {
-  StopText s({"aab"});
-  EXPECT_EQ(s.push("xaa"), "x");
-  EXPECT_EQ(s.push("a"), "a");  // "aa" may still grow into the stop
-  EXPECT_EQ(s.finish(), "aa");
-  StopText none({});
-  EXPECT_EQ(none.push("all of it"), "all of it");
-}
-
-TEST(StopText, TheEarliestOfSeveralCounts) {
-  StopText s({"world", "lo"});
-  EXPECT_EQ(s.push("hello world"), "hel");
-  EXPECT_TRUE(s.stopped());
 }
 
 // -- score lines ----------------------------------------------------------------------------------------------------

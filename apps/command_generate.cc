@@ -8,9 +8,9 @@
 #include "apps/flags.h"
 #include "apps/numbers.h"
 #include "apps/session.h"
-#include "apps/stop_text.h"
 #include "apps/table.h"
 #include "base/error.h"
+#include "server/choice_text.h"
 
 namespace kadence::apps {
 namespace {
@@ -93,7 +93,7 @@ class Printer {
     if (!quiet_ && !piece.empty()) std::cout << piece << std::flush;
   }
   std::optional<model::StreamDecoder> decoder_;
-  StopText stops_;
+  server::StopScanner stops_;
   std::string text_;
   bool quiet_;
 };

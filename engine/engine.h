@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,6 +68,17 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const std::filesystem::path& model_dir, const model::ModelConfig& config,
                        const EngineOptions& options, const device::DeviceInfo& device);
 
+// What one request may generate next. Called for that request only, by one thread at a time.
+class TokenConstraint {
+ public:
+  virtual ~TokenConstraint() = default;
+  // Sets the logits of tokens that may not come next to -infinity; false if none may. Sampling sees the result;
+  // log-probs are those of the model.
+  virtual bool mask(std::span<float> logits) = 0;
+  // `token` was generated. True if nothing more may come: the request ends there, kStop.
+  virtual bool advance(int32_t token) = 0;
+};
+
 struct RequestSpec {
   std::vector<int32_t> ids;  // prompt, not empty
   int64_t score_from = -1;   // log-probs of prompt positions [score_from, n); -1 = none; else >= 1
@@ -77,8 +89,10 @@ struct RequestSpec {
   bool use_cache = true;   // false: neither read nor write the prefix cache
   std::string cache_salt;  // namespace of the cache
   bool output_logprobs = false;
-  int32_t top_logprobs = 0;  // per scored and generated token
-  int32_t priority = 0;      // higher first; equal: arrival order
+  int32_t top_logprobs = 0;                     // per scored and generated token
+  int32_t priority = 0;                         // higher first; equal: arrival order
+  bool early_scores = false;                    // the first token's event has the prompt's log-probs, too
+  std::shared_ptr<TokenConstraint> constraint;  // null = none; used by this request alone
 };
 
 enum class FinishReason : uint8_t { kLength, kStop, kCancelled, kError };
@@ -100,12 +114,18 @@ struct RequestOutput {
          first_token_seconds = 0;  // first token: from submission
 };
 
+struct PromptScores {
+  std::vector<float> logprobs;  // as in RequestOutput
+  std::vector<TopLogProbs> top_logprobs;
+};
+
 struct TokenEvent {
   RequestId request;
   int32_t token = -1;
-  int64_t index = 0;  // of the generated tokens
-  float logprob = 0;  // if asked
-  TopLogProbs top;    // if asked
+  int64_t index = 0;                           // of the generated tokens
+  float logprob = 0;                           // if asked
+  TopLogProbs top;                             // if asked
+  std::shared_ptr<const PromptScores> scores;  // of the first token, if asked
 };
 
 // What happened so far; counters never decrease.

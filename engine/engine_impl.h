@@ -27,6 +27,7 @@ struct Engine::Impl {
     bool finite = false;
     bool scores = false;           // logprob is that of the prompt's next token
     std::optional<int32_t> token;  // sampled; logprob and top are its
+    bool stuck = false;            // the request's constraint leaves no token
     float logprob = 0;
     TopLogProbs top;
   };
@@ -48,6 +49,7 @@ struct Engine::Impl {
   LogitFacts look_at(const Request& r, int64_t position, std::span<const float> logits,
                      std::vector<float>& buffer) const;
   void take(Request& r, int64_t position, LogitFacts facts, RowResult& row);
+  // Nothing if nothing was sampled: a retracted request's tokens are known and go through step again.
   void accept_token(Request& r, LogitFacts& sampled);
   bool is_stop(const Request& r, int32_t token) const;
   SchedulerState view() const;

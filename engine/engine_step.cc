@@ -175,9 +175,9 @@ void Engine::Impl::run_extend(std::vector<ExtendRow>& rows) {
     r.stage = Stage::kDecode;
     if (r.max_new == 0) {
       finish(r, FinishReason::kLength);
-    } else if (results[i].sampled.token) {
+    } else {
       accept_token(r, results[i].sampled);
-    }  // else: retracted before; its tokens are known and go through step again
+    }
   }
 }
 
@@ -216,7 +216,7 @@ void Engine::Impl::run_decode(const std::vector<Request*>& rows) {
     ++r.computed;
     ++counters.decode_tokens;
     if (tracked[i].valid()) publish(r, r.computed, tracked[i]);
-    if (results[i].sampled.token) accept_token(r, results[i].sampled);
+    accept_token(r, results[i].sampled);
   }
 }
 
@@ -262,7 +262,15 @@ Engine::Impl::LogitFacts Engine::Impl::look_at(const Request& r, int64_t positio
     f.logprob = ops::log_prob(logits, r.tokens[static_cast<size_t>(next)]);
   } else {
     if (next != static_cast<int64_t>(r.tokens.size()) || r.generated() >= r.max_new) return f;
-    f.token = ops::sample(logits, {r.prompt_span(), r.generated_span()}, r.spec.sampling,
+    std::span<const float> allowed = logits;
+    if (r.spec.constraint) {
+      thread_local std::vector<float> masked;
+      masked.assign(logits.begin(), logits.end());
+      f.stuck = !r.spec.constraint->mask(masked);
+      if (f.stuck) return f;
+      allowed = masked;
+    }
+    f.token = ops::sample(allowed, {r.prompt_span(), r.generated_span()}, r.spec.sampling,
                           static_cast<uint64_t>(r.generated()), buffer);
     if (r.spec.output_logprobs) f.logprob = ops::log_prob(logits, *f.token);
   }
@@ -279,7 +287,7 @@ void Engine::Impl::take(Request& r, int64_t position, LogitFacts facts, RowResul
     r.output.logprobs.push_back(facts.logprob);
     if (r.spec.top_logprobs > 0) r.output.top_logprobs.push_back(std::move(facts.top));
     r.score_next = position + 2;
-  } else if (facts.token) {
+  } else if (facts.token || facts.stuck) {
     row.sampled = std::move(facts);
   }
 }
@@ -292,15 +300,20 @@ bool Engine::Impl::is_stop(const Request& r, int32_t token) const {
 }
 
 void Engine::Impl::accept_token(Request& r, LogitFacts& sampled) {
+  if (sampled.stuck) return finish(r, FinishReason::kError, "no token of the vocabulary continues what was asked for");
+  if (!sampled.token) return;
   const int32_t token = *sampled.token;
   if (r.first_token < 0) r.first_token = clock.now();
   r.tokens.push_back(token);
   if (is_stop(r, token)) return finish(r, FinishReason::kStop);
   RequestOutput& out = r.output;
-  events.push_back({r.id, token, static_cast<int64_t>(out.output_ids.size()), sampled.logprob, sampled.top});
+  events.push_back({r.id, token, static_cast<int64_t>(out.output_ids.size()), sampled.logprob, sampled.top, nullptr});
+  if (r.spec.early_scores && out.output_ids.empty())
+    events.back().scores = std::make_shared<PromptScores>(PromptScores{out.logprobs, out.top_logprobs});
   out.output_ids.push_back(token);
   if (r.spec.output_logprobs) out.output_logprobs.push_back(sampled.logprob);
   if (r.spec.top_logprobs > 0) out.output_top_logprobs.push_back(std::move(sampled.top));
+  if (r.spec.constraint && r.spec.constraint->advance(token)) return finish(r, FinishReason::kStop);
   if (r.generated() >= r.max_new) finish(r, FinishReason::kLength);
 }
 

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
 #include "model/chat.h"
 #include "model/tokenizer.h"
+#include "server/constraint.h"
 
 namespace kadence::server {
 
@@ -23,6 +26,7 @@ struct ApiError {
 struct ApiContext {
   const model::Tokenizer* tokenizer = nullptr;  // null: ids only
   const model::ChatTemplate* chat = nullptr;    // null: no chat
+  std::shared_ptr<const TokenTexts> texts;      // of the tokenizer; null: no constrained answers
   std::string model_name;
   int32_t vocab = 0;
   int64_t context_length = 0;
@@ -45,6 +49,9 @@ struct ApiRequest {
   bool logprobs = false;
   int32_t top_logprobs = 0;
   bool tools = false;  // calls are looked for in what the model says
+  bool json = false;   // the answer must be a JSON object
+  std::optional<ToolConstraintOptions> tool_constraint;
+  std::shared_ptr<const TokenTexts> texts;
   std::string cache_salt;
 
   int32_t choices() const { return static_cast<int32_t>(prompts.size()) * n; }

@@ -15,7 +15,8 @@ namespace kadence::server {
 // Holds back what may be the beginning of a stop string.
 class StopScanner {
  public:
-  explicit StopScanner(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  // Empty strings stop nothing.
+  explicit StopScanner(std::vector<std::string> stops) : stops_(std::move(stops)) { std::erase(stops_, std::string()); }
   // Text that may be shown now; never the stop string itself nor anything after it. The earliest match counts.
   std::string push(std::string_view piece);
   std::string finish();

@@ -57,6 +57,8 @@ class Job final : public StreamSource, public std::enable_shared_from_this<Job> 
   std::string echo_text(size_t prompt) const;
   std::string finish_reason(const engine::RequestOutput& output, const ChoiceText& text) const;
   std::optional<ApiError> failure(const engine::RequestOutput& output) const;
+  std::vector<ChoiceAnswer::Scored> score_prompt(size_t prompt, const std::vector<float>& logprobs,
+                                                 const std::vector<engine::TopLogProbs>& top) const;
   ChoiceAnswer whole_answer(size_t c, const engine::RequestOutput& output, int64_t& tokens) const;
   void note(const Usage& usage);
 
@@ -250,29 +252,34 @@ void Job::watch() {
   }
 }
 
+std::vector<ChoiceAnswer::Scored> Job::score_prompt(size_t prompt, const std::vector<float>& logprobs,
+                                                    const std::vector<engine::TopLogProbs>& top) const {
+  const model::Tokenizer* tokenizer = service_.context().tokenizer;
+  std::optional<model::StreamDecoder> decoder;
+  if (tokenizer != nullptr) decoder.emplace(*tokenizer, true);
+  std::vector<ChoiceAnswer::Scored> out;
+  int64_t offset = 0;
+  const auto& ids = request_.prompts[prompt];
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ChoiceAnswer::Scored s;
+    s.entry.token = ids[i];
+    s.entry.offset = offset;
+    s.has_logprob = i > 0 && i - 1 < logprobs.size();
+    if (s.has_logprob) {
+      s.entry.logprob = logprobs[i - 1];
+      if (i - 1 < top.size()) s.entry.top = top[i - 1];
+    }
+    out.push_back(std::move(s));
+    if (decoder) offset += characters(decoder->push(ids[i]));
+  }
+  return out;
+}
+
 ChoiceAnswer Job::whole_answer(size_t c, const engine::RequestOutput& output, int64_t& tokens) const {
   ChoiceAnswer answer;
   const auto prompt = static_cast<size_t>(static_cast<int32_t>(c) / request_.n);
   answer.text = echo_text(prompt);
-  const model::Tokenizer* tokenizer = service_.context().tokenizer;
-  if (request_.echo && request_.logprobs) {
-    std::optional<model::StreamDecoder> decoder;
-    if (tokenizer != nullptr) decoder.emplace(*tokenizer, true);
-    int64_t offset = 0;
-    const auto& ids = request_.prompts[prompt];
-    for (size_t i = 0; i < ids.size(); ++i) {
-      ChoiceAnswer::Scored s;
-      s.entry.token = ids[i];
-      s.entry.offset = offset;
-      s.has_logprob = i > 0 && i - 1 < output.logprobs.size();
-      if (s.has_logprob) {
-        s.entry.logprob = output.logprobs[i - 1];
-        if (i - 1 < output.top_logprobs.size()) s.entry.top = output.top_logprobs[i - 1];
-      }
-      answer.scored.push_back(std::move(s));
-      if (decoder) offset += characters(decoder->push(ids[i]));
-    }
-  }
+  if (request_.echo && request_.logprobs) answer.scored = score_prompt(prompt, output.logprobs, output.top_logprobs);
   ChoiceText text = new_text(characters(answer.text));
   for (size_t i = 0; i < output.output_ids.size() && !text.stopped(); ++i) {
     text.push(output.output_ids[i], i < output.output_logprobs.size() ? output.output_logprobs[i] : 0,
@@ -363,11 +370,21 @@ void Job::write_choice(size_t c, std::vector<engine::TokenEvent> events, std::op
   Choice& choice = choices_[c];
   const auto index = static_cast<int32_t>(c);
   if (!choice.begun) {
+    std::vector<ChoiceAnswer::Scored> scored;
+    const size_t prompt = c / static_cast<size_t>(request_.n);
+    if (request_.echo && request_.logprobs) {  // the prompt and its log-probs come with the first token
+      if (!events.empty() && events.front().scores)
+        scored = score_prompt(prompt, events.front().scores->logprobs, events.front().scores->top_logprobs);
+      else if (output)
+        scored = score_prompt(prompt, output->logprobs, output->top_logprobs);
+      else
+        return;
+    }
     choice.begun = true;
-    const std::string echo = echo_text(c / static_cast<size_t>(request_.n));
+    const std::string echo = echo_text(prompt);
     choice.text.emplace(new_text(characters(echo)));
     if (request_.kind == ApiKind::kChat) out += format_.role_chunk(index);
-    if (!echo.empty()) out += format_.chunk(index, echo, {}, {}, {});
+    if (!echo.empty() || !scored.empty()) out += format_.chunk(index, echo, {}, scored, {});
   }
   ChoiceText& text = *choice.text;
   const auto emit = [&](std::string_view reason) {

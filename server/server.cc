@@ -18,6 +18,7 @@ ApiContext make_context(const engine::Engine& engine, int32_t vocab, const model
   c.vocab = vocab;
   c.context_length = engine.memory_plan().context_length;
   if (tokenizer != nullptr) {
+    c.texts = std::make_shared<TokenTexts>(*tokenizer);
     for (int32_t id = 0; id < tokenizer->vocab_size(); ++id)
       c.longest_token = std::max(c.longest_token, tokenizer->token_bytes(id, true).size());
   }

@@ -111,8 +111,14 @@ TEST(JsonGrammar, TakesObjectsAndNothingElse) {
                           R"({"a":1]})",
                           R"({"a":[1}])"})
     EXPECT_FALSE(takes(bad)) << bad;
-  EXPECT_TRUE(takes("{" + std::string(JsonGrammar::kMaxSpaces, ' ') + "}"));
-  EXPECT_FALSE(takes("{" + std::string(JsonGrammar::kMaxSpaces + 1, ' ') + "}"));
+  const auto spaced = [](size_t spaces) {
+    std::string text(spaces + 2, ' ');
+    text.front() = '{';
+    text.back() = '}';
+    return text;
+  };
+  EXPECT_TRUE(takes(spaced(JsonGrammar::kMaxSpaces)));
+  EXPECT_FALSE(takes(spaced(JsonGrammar::kMaxSpaces + 1)));
   const auto nested = [](int lists) {
     return "{\"a\":" + std::string(static_cast<size_t>(lists), '[') + std::string(static_cast<size_t>(lists), ']') +
            "}";

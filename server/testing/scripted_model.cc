@@ -88,6 +88,9 @@ int32_t tool_caller(std::span<const int32_t> tokens) {
                                ":0<|tool_call_argument_begin|>{\"text\":\"" + said +
                                "\"}<|tool_call_end|><|tool_calls_section_end|>";
   }
+  const std::string section = "<|tool_calls_section_begin|>";
+  if (text.compare(at + turn.size(), section.size(), section) == 0 && reply.find(section) != std::string::npos)
+    reply = reply.substr(reply.find(section));  // a call was asked for: no words before it
   const std::vector<int32_t> ids = tokenizer.encode(reply, true);
   const size_t done = tokenizer.encode(text.substr(at + turn.size()), true).size();
   return done < ids.size() ? ids[done] : end;

@@ -40,8 +40,8 @@ class ScriptedModel final : public model::Model {
 std::unique_ptr<engine::Engine> scripted_engine(Script script, int32_t running, int64_t context = 65536);
 
 // Answers like a model that calls tools: a user's message gets a call of the first declared function with the message
-// as argument "text", or its own words back if no tool is declared; the result of a tool gets "It says: " and the
-// result.
+// as argument "text" (words before it unless the call is forced), or its own words back if no tool is declared; the
+// result of a tool gets "It says: " and the result.
 int32_t tool_caller(std::span<const int32_t> tokens);
 
 }  // namespace kadence::server::testing

@@ -106,6 +106,24 @@ class Api(serve.ServeTest):
                 self.assertIn(len(top), (2, 3))
                 self.assertEqual(choice.text[offset : offset + len(token)], token)
 
+    def test_streamed_echo_is_the_whole(self):
+        prompts = [self.tokens(TEXT), self.tokens("naïve \U0001f600 text")]
+        for more in ({"max_tokens": 0, "logprobs": 2}, {"max_tokens": 5, "logprobs": 2, "n": 2}, {"max_tokens": 5}, {"max_tokens": 1, "logprobs": 0}):
+            whole = self.complete(prompt=prompts, echo=True, **more)
+            text, scored = {}, {}
+            for chunk in self.complete(prompt=prompts, echo=True, stream=True, **more):
+                choice = chunk.choices[0]
+                text[choice.index] = text.get(choice.index, "") + choice.text
+                if choice.logprobs:
+                    parts = scored.setdefault(choice.index, {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []})
+                    for key, values in parts.items():
+                        values.extend(getattr(choice.logprobs, key) or [])
+            for choice in whole.choices:
+                self.assertEqual(text[choice.index], choice.text)
+                if "logprobs" in more:
+                    wanted = choice.logprobs.model_dump()
+                    self.assertEqual(scored[choice.index], {key: wanted[key] or [] for key in scored[choice.index]})
+
     def test_scoring_has_a_generated_token_even_at_an_end(self):
         ids = self.tokens("See the manual page for more potatoes.")
         self.assertEqual(self.complete(prompt=ids, max_tokens=1).usage.completion_tokens, 0)  # the model ends here
@@ -158,6 +176,26 @@ class Api(serve.ServeTest):
         streamed = [e for c in self.chat("What is a kernel?", logprobs=True, top_logprobs=4, stream=True) if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
         self.assertEqual([e.model_dump() for e in streamed], [e.model_dump() for e in entries])
 
+    def test_json_objects(self):
+        ended = 0
+        for temperature in (0, 1, 2):
+            answer = self.chat("A list of words, as JSON.", response_format={"type": "json_object"}, temperature=temperature, seed=5, n=6, max_tokens=300)
+            for choice in answer.choices:
+                if choice.finish_reason == "stop":
+                    self.assertIsInstance(json.loads(choice.message.content), dict)
+                    ended += 1
+                else:
+                    self.assertEqual(choice.finish_reason, "length")
+            pieces = {}
+            for chunk in self.chat("A list of words, as JSON.", response_format={"type": "json_object"}, temperature=temperature, seed=5, n=6, max_tokens=300, stream=True):
+                choice = chunk.choices[0]
+                pieces[choice.index] = pieces.get(choice.index, "") + (choice.delta.content or "")
+            self.assertEqual([pieces[c.index] for c in answer.choices], [c.message.content for c in answer.choices])
+        self.assertGreater(ended, 4)
+        for more in ({"stop": "}"}, {"stop_token_ids": [5]}):
+            self.refused("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}, **more}, param=next(iter(more)))
+        self.refused("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}}, param="response_format")
+
     def test_content_parts_and_injection(self):
         parts = self.chat([{"type": "text", "text": "What is "}, {"type": "text", "text": "a kernel?"}])
         self.assertEqual(parts.choices[0].message.content, self.chat("What is a kernel?").choices[0].message.content)
@@ -188,7 +226,7 @@ class Api(serve.ServeTest):
                 self.complete(prompt="x", **bad)
             self.assertEqual(caught.exception.param, next(iter(bad)))
         with self.assertRaises(openai.BadRequestError) as caught:
-            self.chat("x", response_format={"type": "json_object"})
+            self.chat("x", response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {}}})
         self.assertEqual(caught.exception.param, "response_format")
         with self.assertRaises(openai.BadRequestError) as caught:
             self.complete(prompt=[5] * 9000)

@@ -45,6 +45,48 @@ class Tools(serve.ServeTest):
         self.assertEqual((content, reason), ("Let me see.", "tool_calls"))
         self.assertEqual(calls, {0: {"id": "functions.look_up:0", "name": "look_up", "arguments": '{"text":"stream"}'}})
 
+    def test_a_call_can_be_required(self):
+        other = [{"type": "function", "function": {"name": "add_one"}}]
+        named = {"type": "function", "function": {"name": "add_one"}}
+        for choice, name in (("required", "look_up"), (named, "add_one")):
+            for stream in (False, True):
+                with self.subTest(choice=choice, stream=stream):
+                    answer = self.chat([{"role": "user", "content": "now"}], tools=TOOLS + other, tool_choice=choice, stream=stream)
+                    if stream:
+                        deltas = [d for c in answer for d in c.choices[0].delta.tool_calls or []]
+                        found = (deltas[0].id, deltas[0].function.name, "".join(d.function.arguments or "" for d in deltas))
+                    else:
+                        (call,) = answer.choices[0].message.tool_calls
+                        self.assertIsNone(answer.choices[0].message.content)
+                        self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+                        found = (call.id, call.function.name, call.function.arguments)
+                    self.assertEqual(found, (f"functions.{name}:0", name, '{"text":"now"}'))
+        # Indices go on from the calls before; what the model would say without being asked does not matter.
+        first = self.chat([{"role": "user", "content": "one"}], tools=TOOLS).choices[0].message
+        history = [{"role": "user", "content": "one"}, first.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "r"}]
+        again = self.chat([*history, {"role": "user", "content": "two"}], tools=TOOLS, tool_choice="required", max_tokens=300).choices[0]
+        self.assertEqual(again.message.tool_calls[0].id, "functions.look_up:1")
+
+    def test_one_call_at_most(self):
+        choice = self.chat([{"role": "user", "content": "one"}], tools=TOOLS, parallel_tool_calls=False).choices[0]
+        self.assertEqual((choice.message.content, choice.finish_reason, len(choice.message.tool_calls)), ("Let me see.", "tool_calls", 1))
+
+    def test_what_cannot_be_enforced_is_refused(self):
+        ask = {"messages": [{"role": "user", "content": "x"}]}
+        for more, param in (({"tool_choice": "required"}, "tool_choice"), ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+                            ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"), ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+                            ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+                            ({"tools": TOOLS, "tool_choice": "required", "stop_token_ids": [5]}, "stop_token_ids"),
+                            ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format")):
+            with self.subTest(more=more):
+                self.refused("/v1/chat/completions", {**ask, **more}, param=param)
+
+    def test_json_objects(self):
+        ask = [{"role": "user", "content": '{"a": [1, "\U0001f600"]}'}]  # the scripted model says it back
+        self.assertEqual(self.chat(ask, response_format={"type": "json_object"}).choices[0].message.content, ask[0]["content"])
+        choice = self.chat([{"role": "user", "content": "no JSON at all"}], response_format={"type": "json_object"}, max_tokens=200).choices[0]
+        self.assertEqual(choice.message.content.strip()[0], "{")
+
     def test_no_tools_no_calls(self):
         for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             choice = self.chat([{"role": "user", "content": "plain words"}], **more).choices[0]

@@ -11,6 +11,10 @@
 #include "ops/kda_layout.h"
 #include "runtime.h"
 
+#ifdef KADENCE_CUDA
+#include <cuda_runtime.h>
+#endif
+
 namespace kadence::python {
 
 void* Stream::workspace(size_t bytes) {
@@ -39,6 +43,18 @@ namespace {
 using base::throw_invalid;
 using device::DeviceInfo;
 using device::DeviceKind;
+
+// Whether a CUDA graph is being captured from the stream.
+bool capturing([[maybe_unused]] const Stream& s) {
+#ifdef KADENCE_CUDA
+  if (s.stream.info().kind == DeviceKind::kCuda) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(static_cast<cudaStream_t>(s.stream.native()), &status);
+    return status != cudaStreamCaptureStatusNone;
+  }
+#endif
+  return false;
+}
 
 template <class Enum>
 Enum choice(nb::handle object, const char* field, std::initializer_list<std::pair<const char*, Enum>> names) {
@@ -104,6 +120,10 @@ std::unique_ptr<Metadata> upload_metadata(const ops::KdaPlan& plan, Stream& stre
                                           const std::vector<int32_t>& ckpt_depth, const std::vector<int32_t>& ckpt_slot,
                                           int64_t state_in_slots, int64_t state_out_slots, int64_t checkpoint_slots,
                                           const std::string& shared, nb::object buffer) {
+  // A graph would keep the address of the staging memory and copy whatever lies there when it is replayed.
+  if (capturing(stream))
+    throw_invalid("metadata", "an upload before the capture of a CUDA graph (or kadence.device_metadata in it)",
+                  "a stream that is being captured");
   ops::KdaHostMetadata host;
   host.seq_begin = seq_begin, host.state_in = state_in, host.state_out = state_out;
   host.ckpt_begin = ckpt_begin, host.ckpt_depth = ckpt_depth, host.ckpt_slot = ckpt_slot;

@@ -59,6 +59,11 @@ def on_host(x: Array) -> bool:
     return not is_torch(x) or x.device.type == 'cpu'
 
 
+def capturing(x: Array) -> bool:
+    """Whether the current stream of x's device is being captured into a CUDA graph."""
+    return is_torch(x) and x.is_cuda and sys.modules['torch'].cuda.is_current_stream_capturing()
+
+
 def to_list(x) -> list[int]:
     """Host integers of a list, a range or an array (a device array is waited for)."""
     return [int(i) for i in (x.tolist() if hasattr(x, 'tolist') else x)]

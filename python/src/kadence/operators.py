@@ -4,18 +4,26 @@ Shapes: T tokens, N rows, H q/k heads, HV value heads, K and V channels, C convo
 Heads and channels are dense, the pitch from token to token (slot to slot, layer to layer) is free: slices of one fused
 projection or of one pool need no copy. dtypes are the plan's; a uint16 array is read as bfloat16 bits where the plan says
 bfloat16. `stream`: a kadence.Stream or a CUDA handle (torch's Stream.cuda_stream), see kadence.stream.
-`workspace`: uint8 array of Plan.workspace_bytes, 256-byte aligned; None = memory that the stream object keeps (calls on
-one stream take turns; CUDA graphs must bring their own).
+`workspace`: uint8 array of Plan.workspace_bytes, 256-byte aligned; None = torch's allocator for torch CUDA tensors on the
+current stream, else memory that the stream object keeps (calls on one stream take turns). Results that are made here are
+allocated on torch's current stream, whatever `stream` says.
 """
 
 from collections.abc import Sequence
 
 from . import _core
-from .arrays import Array, dtype_name, new, to_list
+from .arrays import Array, dtype_name, is_torch, new, to_list
 from .planning import device_of, stream_of
 from .planning import stream as _stream
 
 StreamLike = _core.Stream | int | None
+
+
+def _space(plan: _core.Plan, given: Array | None, like: Array, stream: StreamLike) -> Array | None:
+    """Memory of a call on torch's current stream comes from torch: stream-ordered, and allowed in a graph capture."""
+    if given is None and stream is None and plan.workspace_bytes and is_torch(like) and like.is_cuda:
+        return new(like, (plan.workspace_bytes,), 'uint8')
+    return given
 
 
 def metadata(
@@ -107,7 +115,7 @@ def extend(
         states if states_in is None else states_in,
         states if states_out is None else states_out,
         states if checkpoints is None else checkpoints,
-        workspace,
+        _space(plan, workspace, out, stream),
     )
     return out
 
@@ -139,7 +147,7 @@ def step(
         slot_in, slot_in if slot_out is None else slot_out,
         states if states_in is None else states_in,
         states if states_out is None else states_out,
-        None, status, workspace,
+        None, status, _space(plan, workspace, out, stream),
     )
     return out
 
@@ -180,7 +188,7 @@ def fused_step(
         slot_in, slot_in if slot_out is None else slot_out,
         states if states_in is None else states_in,
         states if states_out is None else states_out,
-        fused, status, workspace,
+        fused, status, _space(plan, workspace, out, stream),
     )
     return out
 
@@ -213,7 +221,8 @@ def verify(
     out = new(v, v.shape) if out is None else out
     scratch = new(v, (plan.scratch_bytes,), 'uint8') if scratch is None else scratch
     _core.run_verify(
-        plan, stream_of(plan, stream), q, k, v, decay, beta, A_log, dt_bias, out, n_draft, parent, slot_in, states, scratch, status, workspace
+        plan, stream_of(plan, stream), q, k, v, decay, beta, A_log, dt_bias, out, n_draft, parent, slot_in, states, scratch, status,
+        _space(plan, workspace, out, stream),
     )
     return out, scratch
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from .. import _core
-from ..arrays import Array, address, dense, dtype_name, is_torch, new, on_host, slots, to_list, widened, zeros
+from ..arrays import Array, address, capturing, dense, dtype_name, is_torch, new, on_host, slots, to_list, widened, zeros
 from ..operators import device_metadata, extend, metadata, step
 from ..planning import Options, Problem, device_of, plan_kda
 
@@ -169,9 +169,20 @@ class Rows:
         return self.begin is None and dtype_name(self.array) == 'int64'
 
 
-def rows_of(call: Call, cu_seqlens: Array | None, cu_seqlens_cpu: Array | None = None, need_host: bool = False) -> Rows:
-    """Host offsets without a device synchronisation where there is a way; else the device's unless the host needs them."""
-    if cu_seqlens is None and cu_seqlens_cpu is None:
+def rows_of(call: Call, cu_seqlens: Array | None, cu_seqlens_cpu: Array | None = None, need_host: bool = False, on_device: bool = False) -> Rows:
+    """Host offsets without a device synchronisation where there is a way; else the device's unless the host needs them.
+
+    While a CUDA graph is captured (or with on_device) nothing is uploaded: offsets are the device's, or made there.
+    """
+    if capturing(call.q) or on_device:
+        if need_host:
+            refuse(call.function, 'return_intermediate_states in a CUDA graph', 'its depths come from the host; use kadence.extend with device_metadata')
+        if cu_seqlens is None:
+            return Rows(call.B, None, slots(call.B + 1, call.q) * call.T)
+        cu_seqlens_cpu = None
+        if on_host(cu_seqlens) and not on_host(call.q):
+            invalid(call.function, 'cu_seqlens in a CUDA graph', 'an array on the device of q', 'one in host memory')
+    elif cu_seqlens is None and cu_seqlens_cpu is None:
         return Rows(call.B, [i * call.T for i in range(call.B + 1)], None)
     if call.B != 1:
         invalid(call.function, 'batch size with cu_seqlens', 1, call.B)
@@ -180,7 +191,7 @@ def rows_of(call: Call, cu_seqlens: Array | None, cu_seqlens_cpu: Array | None =
         invalid(call.function, 'cu_seqlens shape', '[N + 1]', list(given.shape))
     want_dtype(call.function, 'cu_seqlens', given, ('int32', 'int64'))
     count = given.shape[0] - 1
-    host = cu_seqlens_cpu if cu_seqlens_cpu is not None else cu_seqlens if need_host or on_host(cu_seqlens) else None
+    host = cu_seqlens_cpu if cu_seqlens_cpu is not None else cu_seqlens if need_host or (on_host(cu_seqlens) and not on_device) else None
     if host is None:
         return Rows(count, None, dense(cu_seqlens))
     begin = to_list(host)

@@ -1,4 +1,4 @@
-"""flash-linear-attention's `fla.ops.kda`: chunk_kda and fused_recurrent_kda (signatures of its main branch, August 2026)."""
+"""flash-linear-attention's `fla.ops.kda`: chunk_kda and fused_recurrent_kda (signatures of fla-core 0.6)."""
 
 import warnings
 
@@ -31,6 +31,8 @@ def chunk_kda(
     cu_seqlens: Array | None = None,
     cu_seqlens_cpu: Array | None = None,
     cp_context=None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     **kwargs,
 ):
     """Returns (o, final_state), or (o, final_state, h) with return_intermediate_states.
@@ -41,13 +43,16 @@ def chunk_kda(
 
     cu_seqlens on a GPU is read there; only return_intermediate_states needs its values on the host (give cu_seqlens_cpu to
     spare that wait). safe_gate is a promise about g that Kadence's kernels do not need; with use_gate_in_kernel,
-    lower_bound alone selects the bounded gate, as in FLA.
+    lower_bound alone selects the bounded gate, as in FLA. A captured CUDA graph may be replayed with other values in
+    cu_seqlens whether or not use_graph is set; with it the values are never looked at on the host.
     """
     f = 'kadence.compat.fla.chunk_kda'
     if cp_context is not None:
         refuse(f, 'cp_context', 'context parallelism belongs to training')
     if disable_recompute:
         refuse(f, 'disable_recompute=True', 'it keeps activations for a backward pass, which Kadence does not have')
+    if max_num_seqs is not None and use_graph and cu_seqlens is not None and cu_seqlens.shape[0] - 1 != max_num_seqs:
+        invalid(f, 'cu_seqlens shape', f'max_num_seqs + 1 = {max_num_seqs + 1} entries', cu_seqlens.shape[0])
     A_log, dt_bias = kwargs.pop('A_log', None), kwargs.pop('dt_bias', None)
     chunk_size = kwargs.pop('chunk_size', CHUNK)
     if chunk_size != CHUNK:
@@ -57,7 +62,7 @@ def chunk_kda(
     return _run(
         f, False, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, safe_gate, state_v_first, cu_seqlens,
-        cu_seqlens_cpu, return_intermediate_states, kwargs,
+        cu_seqlens_cpu, return_intermediate_states, use_graph, kwargs,
     )
 
 
@@ -89,13 +94,13 @@ def fused_recurrent_kda(
     return _run(
         'kadence.compat.fla.fused_recurrent_kda', True, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, False, state_v_first,
-        cu_seqlens, None, False, kwargs,
+        cu_seqlens, None, False, False, kwargs,
     )
 
 
 def _run(
     f, recurrent, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, l2norm, gate_in_kernel, beta_sigmoid,
-    neg_eigval, lower_bound, safe_gate, v_first, cu_seqlens, cu_seqlens_cpu, with_h, kwargs,
+    neg_eigval, lower_bound, safe_gate, v_first, cu_seqlens, cu_seqlens_cpu, with_h, use_graph, kwargs,
 ):
     if 'transpose_state_layout' in kwargs:
         if v_first:
@@ -119,7 +124,7 @@ def _run(
         f, q, k, v, g, beta, scale, 'given_log_decay' if not gate_in_kernel else 'softplus' if lower_bound is None else 'bounded',
         lower_bound if gate_in_kernel else None, beta_sigmoid, neg_eigval, l2norm, A_log, dt_bias,
     )
-    rows = rows_of(call, cu_seqlens, cu_seqlens_cpu, need_host=with_h)
+    rows = rows_of(call, cu_seqlens, cu_seqlens_cpu, need_host=with_h, on_device=use_graph and cu_seqlens is not None)
     n, shape = rows.count, (call.HV, call.V, call.K)
     states_in = None
     if initial_state is not None:

@@ -6,6 +6,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <optional>
@@ -142,7 +143,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void flush();
   void write();
   void next_request();
-  void release_body() { server_.buffered -= std::exchange(reserved_, 0); }
+  void release_body() { server_.buffered -= std::exchange(held_, 0); }
 
   HttpServer::Impl& server_;
   tcp::socket socket_;
@@ -151,7 +152,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string in_;
   std::optional<http::request_parser<http::string_body>> parser_;
   bool head_seen_ = false;
-  uint64_t reserved_ = 0;
+  uint64_t held_ = 0;  // bytes of the body
   bool waiting_ = false, closed_ = false;
   std::string out_, queued_;
   size_t written_ = 0;
@@ -255,6 +256,8 @@ void Connection::parse() {
     }
     if (ec) break;
   }
+  // What the parser does not take is part of a line: one without an end is no reason to keep it all.
+  if (!ec && !parser_->is_done() && in_.size() > server_.limits.max_header_bytes) ec = http::error::header_limit;
   if (ec) {
     ++server_.bad_requests;
     if (ec == http::error::header_limit)
@@ -269,17 +272,18 @@ void Connection::parse() {
   if (parser_->is_header_done() && !head_seen_) {
     head_seen_ = true;
     deadline_ = after(server_.limits.body_seconds);
-    const auto length = parser_->content_length();
-    reserved_ = length ? *length : parser_->chunked() ? server_.limits.max_body_bytes : 0;
-    server_.buffered += reserved_;
-    if (server_.buffered > std::max(server_.limits.max_buffered_bytes, server_.limits.max_body_bytes)) {
-      ++server_.refused;
-      return refuse(503, "too many bytes of requests are under way, try again later");
-    }
-    if (!parser_->is_done() && parser_->get()[http::field::expect] == "100-continue") {
+    const bool asks = boost::beast::iequals(parser_->get()[http::field::expect], "100-continue");
+    if (asks && !parser_->is_done() && parser_->get().version() >= 11) {
       queued_ += "HTTP/1.1 100 Continue\r\n\r\n";
       flush();
     }
+  }
+  // Bytes that came, not those that were announced: a promise of a large body holds no room that others need.
+  const uint64_t held = parser_->get().body().size();
+  server_.buffered += held - std::exchange(held_, held);
+  if (server_.buffered > std::max(server_.limits.max_buffered_bytes, server_.limits.max_body_bytes)) {
+    ++server_.refused;
+    return refuse(503, "too many bytes of requests are under way, try again later");
   }
   if (parser_->is_done()) dispatch();
 }
@@ -292,7 +296,11 @@ void Connection::dispatch() {
     return std::string(v.data(), v.size());
   };
   request.method = std::string(message.method_string().data(), message.method_string().size());
-  const std::string target(message.target().data(), message.target().size());
+  std::string target(message.target().data(), message.target().size());
+  if (const size_t authority = target.find("://"); authority != std::string::npos && target[0] != '/') {
+    const size_t path = target.find('/', authority + 3);  // the absolute form
+    target = path == std::string::npos ? "/" : target.substr(path);
+  }
   const size_t query = target.find('?');
   request.path = target.substr(0, query);
   if (query != std::string::npos) request.query = target.substr(query + 1);
@@ -324,10 +332,8 @@ void Connection::dispatch() {
 void Connection::head(const HttpResponse& response, std::optional<size_t> length) {
   queued_ += "HTTP/1.1 " + std::to_string(response.status) + " " + status_text(response.status) + "\r\n";
   if (!response.content_type.empty()) queued_ += "Content-Type: " + response.content_type + "\r\n";
-  if (length)
-    queued_ += "Content-Length: " + std::to_string(*length) + "\r\n";
-  else if (chunked_)
-    queued_ += "Transfer-Encoding: chunked\r\n";
+  if (length && response.status != 204) queued_ += "Content-Length: " + std::to_string(*length) + "\r\n";
+  if (!length && chunked_) queued_ += "Transfer-Encoding: chunked\r\n";
   if (!id_.empty()) queued_ += "X-Request-Id: " + id_ + "\r\n";
   for (const auto& [name, value] : response.headers) queued_ += name + ": " + value + "\r\n";
   queued_ += keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";

@@ -1,5 +1,6 @@
 #include "server/openai_parse.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -10,7 +11,8 @@ namespace detail {
 namespace {
 
 constexpr int kMaxDepth = 64;
-constexpr size_t kMaxValues = 4'000'000;  // of one body: bounds the memory of its tree
+constexpr size_t kMaxValues = 4'000'000;                        // of one body: bounds the memory of its tree
+constexpr size_t kMaxMembers = 1024, kMaxAllMembers = 500'000;  // of an object, of all objects
 constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024;
 constexpr size_t kMaxSalt = 256;
 
@@ -25,10 +27,11 @@ std::string brief(const Json& value) {
   }
   return text;
 }
-// Bounds nesting and size before a tree is built.
+// Bounds nesting and size before a tree is built; members of an object, too, because the tree, which keeps the order of
+// keys, looks through those it has for each new one.
 void check_shape(std::string_view text) {
   int depth = 0;
-  size_t values = 0;
+  size_t values = 0, members = 0, own[kMaxDepth + 1] = {};  // own: members of the object at that depth
   bool quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -42,15 +45,23 @@ void check_shape(std::string_view text) {
     if (c == '"') quoted = true;
     if (c == '[' || c == '{') {
       if (++depth > kMaxDepth) refuse("the JSON is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+      own[depth] = 0;
       ++values;
     } else if (c == ']' || c == '}') {
-      --depth;
+      depth = std::max(depth - 1, 0);
     } else if (c == ',') {
       ++values;
+    } else if (c == ':') {
+      ++members;
+      if (++own[depth] > kMaxMembers)
+        refuse("the JSON has an object of more than " + std::to_string(kMaxMembers) + " members", {}, {}, 413);
     }
   }
+  if (members > kMaxAllMembers)
+    refuse("the JSON's objects have more than " + std::to_string(kMaxAllMembers) + " members", {}, {}, 413);
   if (values > kMaxValues) refuse("the JSON has more than " + std::to_string(kMaxValues) + " values", {}, {}, 413);
 }
+
 int32_t token_id(const Json& value, const std::string& field, const ApiContext& context) {
   const std::string wanted = "a token id from 0 to " + std::to_string(context.vocab - 1);
   if (!value.is_number_integer()) wrong(field, wanted, value);

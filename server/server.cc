@@ -30,6 +30,12 @@ EngineFacts make_facts(const engine::Engine& engine) {
   return {engine.describe(), p.context_length, p.grids.checkpoint, engine.options().page_size, p.shortest_hit};
 }
 
+ServiceOptions service_options(const ServerOptions& o) {
+  ServiceOptions s = o.service;
+  s.loopback = is_loopback(o.host);
+  return s;
+}
+
 }  // namespace
 
 // Members end in reverse order: sockets, then the API, then the engine that both speak to.
@@ -42,7 +48,7 @@ struct Server::Impl {
         facts(make_facts(*e)),
         log(o.log_file),
         engine(std::move(e)),
-        service(engine, context, facts, o.service, log),
+        service(engine, context, facts, service_options(o), log),
         http(
             o.host, o.port, o.http,
             [this](HttpRequest request, std::shared_ptr<Responder> responder) {

@@ -1,6 +1,7 @@
 #include "server/service.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 
 #include "server/json.h"
@@ -35,6 +36,27 @@ bool same_secret(std::string_view a, std::string_view b) {
   unsigned char difference = a.size() != b.size();
   for (size_t i = 0; i < b.size(); ++i) difference |= static_cast<unsigned char>((i < a.size() ? a[i] : 0) ^ b[i]);
   return difference == 0;
+}
+
+std::string percent_decoded(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned code = 0;
+    const char* digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, code, 16).ptr == digits + 2) {
+      out += static_cast<char>(code);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+std::string_view without_port(std::string_view host) {
+  const size_t colon = host.rfind(':');
+  return colon == std::string_view::npos || host.find(']', colon) != std::string_view::npos ? host
+                                                                                            : host.substr(0, colon);
 }
 
 struct Route {
@@ -72,6 +94,12 @@ Json pages_json(const engine::EngineStats& s) {
 
 }  // namespace
 
+bool is_loopback(std::string_view host) {
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return host == "localhost" || host == "::1" ||
+         (host.substr(0, 4) == "127." && host.find_first_not_of("0123456789.") == std::string_view::npos);
+}
+
 Service::Service(engine::EngineThread& engine, ApiContext context, EngineFacts facts, ServiceOptions options,
                  AccessLog& log)
     : engine_(engine),
@@ -105,7 +133,10 @@ void Service::handle(HttpRequest request, std::shared_ptr<Responder> responder) 
 
 bool Service::allowed(const CallPtr& call) {
   const HttpRequest& r = call->request;
-  const bool cross = !r.origin.empty() && r.origin != "http://" + r.host && r.origin != "https://" + r.host;
+  // A page whose host name was made to point here is no page of ours, though its origin is the host that it asks for.
+  const bool own = (r.origin == "http://" + r.host || r.origin == "https://" + r.host) &&
+                   (!options_.loopback || is_loopback(without_port(r.host)));
+  const bool cross = !r.origin.empty() && !own;
   if (cross && r.origin != options_.cors_origin) {
     answer(call, format_error(server_error(403, "requests of other origins are not allowed (--cors-origin)",
                                            "origin_not_allowed")));
@@ -282,7 +313,7 @@ void Service::models(const CallPtr& call) {
                       {"created", created_},
                       {"owned_by", "kadence"},
                       {"max_model_len", context_.context_length}};
-  const std::string& path = call->request.path;
+  const std::string path = percent_decoded(call->request.path);
   constexpr size_t kPrefix = sizeof("/v1/models/") - 1;
   if (path.size() <= kPrefix) return answer(call, json_response({{"object", "list"}, {"data", Json::array({model})}}));
   if (path.substr(kPrefix) == context_.model_name) return answer(call, json_response(model));

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -24,11 +25,15 @@ namespace kadence::server {
 struct ServiceOptions {
   std::string api_key;      // empty = none asked
   std::string cors_origin;  // empty = no CORS
+  bool loopback = false;    // listens at a loopback address: pages must come from one, too
   int max_in_flight = 512;  // choices submitted and not finished; 429 beyond
   int work_threads = 2;
   int work_queue = 1024;  // requests whose body waits to be read; 429 beyond
   bool log_prompts = false;
 };
+
+// "localhost", 127.x.x.x, ::1, [::1].
+bool is_loopback(std::string_view host);
 
 // Facts of the engine that never change, for /v1/cache and /v1/status.
 struct EngineFacts {

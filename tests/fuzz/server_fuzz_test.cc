@@ -20,7 +20,9 @@ const std::string kCompletions[] = {
     R"({"prompt":["x","\u00e9\ud83d\ude00"],"stop":"\n","repetition_penalty":1.1,"unknown":{"a":[1,2,{"b":null}]}})"};
 const std::string kChats[] = {
     R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"hi"}]}],"max_completion_tokens":9,"logprobs":true,"top_logprobs":2})",
-    R"({"messages":[{"role":"user","content":"w"},{"role":"assistant","content":null,"tool_calls":[{"id":"functions.f:0","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"functions.f:0","content":"r"}],"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}}],"tool_choice":"auto"})"};
+    R"({"messages":[{"role":"user","content":"w"},{"role":"assistant","content":null,"tool_calls":[{"id":"functions.f:0","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"functions.f:0","content":"r"}],"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}}],"tool_choice":"auto"})",
+    R"({"messages":[{"role":"user","content":"j"}],"response_format":{"type":"json_object"},"n":2,"stream":true})",
+    R"({"messages":[{"role":"user","content":"t"}],"tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g h"}}],"tool_choice":{"type":"function","function":{"name":"f"}},"parallel_tool_calls":false})"};
 const std::string kTokenize[] = {R"({"prompt":"text","add_special":false})",
                                  R"({"messages":[{"role":"user","content":"x"}],"predict_cached_tokens":true})"};
 const std::string kDetokenize[] = {R"({"tokens":[1,2,265]})"};

@@ -1,6 +1,7 @@
 #include "server_requests.h"
 
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,7 @@ const server::ApiContext& context() {
     server::ApiContext made;
     made.tokenizer = &tokenizer();
     made.chat = chat.get();
+    made.texts = std::make_shared<server::TokenTexts>(tokenizer());
     made.model_name = "fuzz";
     made.vocab = tokenizer().vocab_size();
     made.context_length = 4096;
@@ -58,6 +60,10 @@ bool checked_request(const std::variant<server::ApiRequest, server::ApiError>& p
   for (int32_t c = 0; c < r.choices(); c += r.n) {
     const engine::RequestSpec spec = r.spec(c);
     ops::validate(spec.sampling);
+    if (spec.constraint) {  // something may always come first
+      std::vector<float> logits(static_cast<size_t>(context().vocab), 0.0f);
+      require(spec.constraint->mask(logits));
+    }
     require(!spec.ids.empty() && static_cast<int64_t>(spec.ids.size()) <= context().context_length);
     for (const int32_t id : spec.ids) require(id >= 0 && id < context().vocab);
   }

@@ -152,6 +152,44 @@ TEST(Parse, LongTextsAreRefusedUnread) {
   EXPECT_EQ(std::get<ApiError>(r).code, "context_length_exceeded");
 }
 
+// The tree of a body looks through an object's keys for each new one: a million of them would take hours.
+TEST(Parse, ObjectsWithManyMembersAreRefusedUnread) {
+  const auto status = [](size_t members, size_t objects) {
+    std::string object = "{";
+    for (size_t i = 0; i < members; ++i) object += (i ? ",\"k" : "\"k") + std::to_string(i) + "\":0";
+    object += "}";
+    std::string list;
+    for (size_t i = 0; i < objects; ++i) list += (i ? "," : "") + object;
+    const auto r = parse_completion("{\"prompt\":\"x\",\"unknown\":[" + list + "]}", context());
+    const ApiError* error = std::get_if<ApiError>(&r);
+    return error == nullptr ? 200 : error->status;
+  };
+  EXPECT_EQ(status(1024, 1), 200);
+  EXPECT_EQ(status(1025, 1), 413);
+  EXPECT_EQ(status(1000, 100), 200);
+  EXPECT_EQ(status(1000, 501), 413);
+}
+
+TEST(Parse, ForcedCallsGoOnCounting) {
+  const auto r = parse_chat(
+      R"({"messages":[{"role":"user","content":"u"},{"role":"assistant","tool_calls":[{"id":"functions.f:0","type":"function",
+      "function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"functions.f:0","content":"r"}],
+      "tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g"}}],
+      "tool_choice":{"type":"function","function":{"name":"g"}}})",
+      [] {
+        ApiContext c = context();
+        c.texts = std::make_shared<TokenTexts>(kTokenizer);
+        return c;
+      }());
+  ASSERT_TRUE(std::holds_alternative<ApiRequest>(r)) << std::get<ApiError>(r).message;
+  const auto& q = std::get<ApiRequest>(r);
+  ASSERT_TRUE(q.tool_constraint);
+  EXPECT_EQ(q.tool_constraint->names, std::vector<std::string>{"g"});
+  EXPECT_EQ(q.tool_constraint->first_index, 1);
+  EXPECT_TRUE(q.tool_constraint->at_once && q.tool_constraint->single);
+  EXPECT_NE(q.spec(0).constraint, q.spec(0).constraint) << "one for each choice";
+}
+
 TEST(Parse, ChatsBecomeTheTemplatesTokens) {
   const auto r = parse_chat(R"({"messages":[{"role":"user","content":"hi<|im_end|>"}],"max_tokens":3})", context());
   ASSERT_TRUE(std::holds_alternative<ApiRequest>(r));

@@ -17,12 +17,15 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 def body_of(rng):
     if rng.random() < 0.25:
-        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi there"}], "stream": rng.random() < 0.5, "max_tokens": 50, "tools": [TOOL]}
+        chat = {"messages": [{"role": "user", "content": "hi there"}], "stream": rng.random() < 0.5, "max_tokens": 50}
+        more = rng.choice(({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}, {"response_format": {"type": "json_object"}, "n": 2}))
+        return "/v1/chat/completions", {**chat, **more}
     body = {"prompt": "x" * rng.randrange(1, 400), "max_tokens": rng.randrange(0, 200), "stream": rng.random() < 0.6, "n": rng.choice((1, 1, 2, 3)), "temperature": 0}
     if rng.random() < 0.3:
         body["stop"] = ["ab", "xyz"]
     if rng.random() < 0.3:
         body["logprobs"] = 2
+        body["echo"] = rng.random() < 0.5
     return "/v1/completions", body
 
 

@@ -27,7 +27,9 @@ HWY_INLINE void ConvolveVector(const void* const* x, int tokens, int c, const fl
   for (int t = 0; t < tokens; ++t) {
     const VF x3 = load(t + 3);
     const VF sum = hn::MulAdd(w3, x3, hn::MulAdd(w2, x2, hn::MulAdd(w1, x1, hn::MulAdd(w0, x0, b))));
-    As::Store(hn::Mul(sum, Sigmoid(sum)), reinterpret_cast<T*>(static_cast<char*>(y) + t * y_stride) + c);
+    Vectors<1> gate = {sum};
+    Sigmoid<1>(gate);
+    As::Store(hn::Mul(sum, gate[0]), reinterpret_cast<T*>(static_cast<char*>(y) + t * y_stride) + c);
     x0 = x1, x1 = x2, x2 = x3;
   }
 }

@@ -17,12 +17,19 @@ HWY_BEFORE_NAMESPACE();
 namespace kadence::ops::cpu {
 namespace HWY_NAMESPACE {
 
-// log2 of the decay of one vector of channels.
-template <KdaGate kGate>
-HWY_INLINE VF LogDecay(VF x, VF bias, VF rate, VF scale) {
-  if (kGate == KdaGate::kGivenLogDecay) return hn::Mul(x, scale);
-  const VF biased = hn::Add(x, bias);
-  return hn::Mul(scale, kGate == KdaGate::kBounded ? Sigmoid(hn::Mul(rate, biased)) : Softplus(biased));
+// log2 of the decays of N vectors of the same channels, in place.
+template <KdaGate kGate, int N>
+HWY_INLINE void LogDecay(Vectors<N>& x, VF bias, VF rate, VF scale) {
+  if (kGate != KdaGate::kGivenLogDecay) {
+    KADENCE_UNROLL for (int i = 0; i < N; ++i) x[i] = hn::Add(x[i], bias);
+    if (kGate == KdaGate::kBounded) {
+      KADENCE_UNROLL for (int i = 0; i < N; ++i) x[i] = hn::Mul(rate, x[i]);
+      Sigmoid<N>(x);
+    } else {
+      Softplus<N>(x);
+    }
+  }
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) x[i] = hn::Mul(x[i], scale);
 }
 
 // beta of up to 16 tokens.
@@ -30,9 +37,9 @@ HWY_INLINE void BetaVector(const HeadParams& h, const float* raw, float* out) {
   const DF d;
   const VF factor = hn::Set(d, h.beta_doubled ? 2.0f : 1.0f);
   for (int i = 0; i < kSubChunk; i += static_cast<int>(kLanes)) {
-    VF x = hn::Load(d, raw + i);
-    if (h.beta_logits) x = Sigmoid(x);
-    hn::Store(hn::Mul(x, factor), d, out + i);
+    Vectors<1> x = {hn::Load(d, raw + i)};
+    if (h.beta_logits) Sigmoid<1>(x);
+    hn::Store(hn::Mul(x[0], factor), d, out + i);
   }
 }
 
@@ -74,26 +81,38 @@ HWY_INLINE void ChannelFactors(const PrepareArgs& a, const float* const* q, cons
     const VF bias = h.dt_bias ? hn::LoadU(d, h.dt_bias + c) : hn::Zero(d);
     const int blocked = (c / 16) * kSubChunk * 16 + c % 16;
     VF sum = hn::Zero(d), product = hn::Set(d, 1.0f);
-    for (int t = 0; t < n; ++t) {
-      const VF g = LogDecay<kGate>(hn::LoadU(d, x[t] + c), bias, rate, scale);
-      const VF decay = Exp2(g);
-      const VF qn = hn::Mul(hn::LoadU(d, q[t] + c), hn::Set(d, q_norm[t])),
-               kn = hn::Mul(hn::LoadU(d, k[t] + c), hn::Set(d, k_norm[t]));
-      sum = hn::Add(sum, g);
-      product = hn::Mul(product, decay);
-      hn::Store(decay, d, D + t * K + c);
-      hn::Store(qn, d, Q + t * K + c);
-      hn::Store(kn, d, Kn + t * K + c);
-      hn::Store(hn::Mul(kn, product), d, a.out.kd + blocked + t * 16);
-      hn::Store(hn::Mul(qn, product), d, a.out.qd + blocked + t * 16);
-    }
-    hn::Store(Exp2(sum), d, a.out.decay + c);
+    const auto tokens = [&](auto count, int first) HWY_ATTR {
+      constexpr int N = decltype(count)::value;
+      Vectors<N> g, decay;
+      KADENCE_UNROLL for (int i = 0; i < N; ++i) g[i] = hn::LoadU(d, x[first + i] + c);
+      LogDecay<kGate, N>(g, bias, rate, scale);
+      KADENCE_UNROLL for (int i = 0; i < N; ++i) decay[i] = g[i];
+      Exp2<N>(decay);
+      KADENCE_UNROLL for (int i = 0; i < N; ++i) {
+        const int t = first + i;
+        const VF qn = hn::Mul(hn::LoadU(d, q[t] + c), hn::Set(d, q_norm[t])),
+                 kn = hn::Mul(hn::LoadU(d, k[t] + c), hn::Set(d, k_norm[t]));
+        sum = hn::Add(sum, g[i]);
+        product = hn::Mul(product, decay[i]);
+        hn::Store(decay[i], d, D + t * K + c);
+        hn::Store(qn, d, Q + t * K + c);
+        hn::Store(kn, d, Kn + t * K + c);
+        hn::Store(hn::Mul(kn, product), d, a.out.kd + blocked + t * 16);
+        hn::Store(hn::Mul(qn, product), d, a.out.qd + blocked + t * 16);
+      }
+    };
+    int t = 0;
+    for (; t + 4 <= n; t += 4) tokens(std::integral_constant<int, 4>(), t);
+    for (; t < n; ++t) tokens(std::integral_constant<int, 1>(), t);
+    Vectors<1> whole = {sum};
+    Exp2<1>(whole);
+    hn::Store(whole[0], d, a.out.decay + c);
     product = hn::Set(d, 1.0f);
-    for (int t = n - 1; t >= 0; --t) {
+    for (t = n - 1; t >= 0; --t) {
       hn::Store(hn::Mul(hn::Load(d, Kn + t * K + c), product), d, a.out.kr + blocked + t * 16);
       product = hn::Mul(product, hn::Load(d, D + t * K + c));
     }
-    for (int t = n; t < kSubChunk; ++t)
+    for (t = n; t < kSubChunk; ++t)
       for (float* f : {a.out.kd, a.out.qd, a.out.kr}) hn::Store(hn::Zero(d), d, f + blocked + t * 16);
   }
 }

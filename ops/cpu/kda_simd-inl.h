@@ -24,49 +24,68 @@ using DF = hn::CappedTag<float, 16>;
 using VF = hn::Vec<DF>;
 inline constexpr size_t kLanes = hn::MaxLanes(DF());
 
+// Elementary functions of N vectors at once, in place. Their chains are long and a core looks only so far ahead, so the
+// operations of the N chains alternate; a value does not depend on N.
+template <int N>
+using Vectors = VF[N];
+
 // 2^x for x <= 127. Exactly 0 below -126 (also at -inf), exactly 1 at 0; NaN stays NaN. Error below 0.6 ulp: the last
 // operation adds a small correction to 1.
-HWY_INLINE VF Exp2(VF x) {
+template <int N>
+HWY_INLINE void Exp2(Vectors<N>& x) {
   const DF d;
   const hn::RebindToSigned<DF> di;
-  const auto n = hn::NearestInt(x);
-  const VF f = hn::Sub(x, hn::ConvertTo(d, n));
-  VF p = hn::Set(d, 1.5252733804059841e-5f);
-  p = hn::MulAdd(p, f, hn::Set(d, 1.5403530393381608e-4f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.3333558146428443e-3f));
-  p = hn::MulAdd(p, f, hn::Set(d, 9.6181291076284772e-3f));
-  p = hn::MulAdd(p, f, hn::Set(d, 5.5504108664821580e-2f));
-  p = hn::MulAdd(p, f, hn::Set(d, 2.4022650695910071e-1f));
-  p = hn::MulAdd(p, f, hn::Set(d, 6.9314718055994531e-1f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), hn::Mul(p, power));
+  constexpr float kCoefficients[] = {1.5403530393381608e-4f,
+                                     1.3333558146428443e-3f,
+                                     9.6181291076284772e-3f,
+                                     5.5504108664821580e-2f,
+                                     2.4022650695910071e-1f,
+                                     6.9314718055994531e-1f,
+                                     1.0f};
+  hn::Vec<decltype(di)> n[N];
+  Vectors<N> f, p;
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) n[i] = hn::NearestInt(x[i]);
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) f[i] = hn::Sub(x[i], hn::ConvertTo(d, n[i]));
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) p[i] = hn::Set(d, 1.5252733804059841e-5f);
+  KADENCE_UNROLL for (const float c : kCoefficients) {
+    KADENCE_UNROLL for (int i = 0; i < N; ++i) p[i] = hn::MulAdd(p[i], f[i], hn::Set(d, c));
+  }
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) {
+    const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n[i], hn::Set(di, 127))));
+    x[i] = hn::IfThenZeroElse(hn::Lt(x[i], hn::Set(d, -126.0f)), hn::Mul(p[i], power));
+  }
 }
 
 inline constexpr float kLog2E = 1.44269504088896340736f;
 
 // 1 / (1 + e^-y).
-HWY_INLINE VF Sigmoid(VF y) {
+template <int N>
+HWY_INLINE void Sigmoid(Vectors<N>& y) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  const VF e = Exp2(hn::Min(hn::Set(d, 126.0f), hn::Mul(y, hn::Set(d, -kLog2E))));
-  return hn::Div(one, hn::Add(one, e));
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) y[i] = hn::Min(hn::Set(d, 126.0f), hn::Mul(y[i], hn::Set(d, -kLog2E)));
+  Exp2<N>(y);
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) y[i] = hn::Div(one, hn::Add(one, y[i]));
 }
 
 // max(x, 0) + log(1 + e^-|x|); log1p(u) = 2 atanh(u / (2 + u)), relative error about one ulp for all u in [0,1].
-HWY_INLINE VF Softplus(VF x) {
+template <int N>
+HWY_INLINE void Softplus(Vectors<N>& x) {
   const DF d;
-  const VF u = Exp2(hn::Mul(hn::Abs(x), hn::Set(d, -kLog2E)));
-  const VF s = hn::Div(u, hn::Add(u, hn::Set(d, 2.0f)));
-  const VF s2 = hn::Mul(s, s);
-  VF p = hn::Set(d, 1.0f / 13);
-  p = hn::MulAdd(p, s2, hn::Set(d, 1.0f / 11));
-  p = hn::MulAdd(p, s2, hn::Set(d, 1.0f / 9));
-  p = hn::MulAdd(p, s2, hn::Set(d, 1.0f / 7));
-  p = hn::MulAdd(p, s2, hn::Set(d, 1.0f / 5));
-  p = hn::MulAdd(p, s2, hn::Set(d, 1.0f / 3));
-  const VF tail = hn::MulAdd(hn::Mul(p, s2), s, s);
-  return hn::Add(hn::Max(hn::Zero(d), x), hn::Add(tail, tail));
+  constexpr float kCoefficients[] = {1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3};
+  Vectors<N> u, s2, p;
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) u[i] = hn::Mul(hn::Abs(x[i]), hn::Set(d, -kLog2E));
+  Exp2<N>(u);
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) u[i] = hn::Div(u[i], hn::Add(u[i], hn::Set(d, 2.0f)));
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) s2[i] = hn::Mul(u[i], u[i]);
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) p[i] = hn::Set(d, 1.0f / 13);
+  KADENCE_UNROLL for (const float c : kCoefficients) {
+    KADENCE_UNROLL for (int i = 0; i < N; ++i) p[i] = hn::MulAdd(p[i], s2[i], hn::Set(d, c));
+  }
+  KADENCE_UNROLL for (int i = 0; i < N; ++i) {
+    const VF tail = hn::MulAdd(hn::Mul(p[i], s2[i]), u[i], u[i]);
+    x[i] = hn::Add(hn::Max(hn::Zero(d), x[i]), hn::Add(tail, tail));
+  }
 }
 
 // out[r] = sum of the lanes of row r of rows[16][kLanes].

@@ -34,7 +34,10 @@ HWY_INLINE void Decays(const HeadParams& h, const float* x, float* decay) {
   const VF rate = hn::Set(d, h.gate_rate), scale = hn::Set(d, h.gate_scale);
   for (int c = 0; c < h.K; c += static_cast<int>(kLanes)) {
     const VF bias = h.dt_bias ? hn::LoadU(d, h.dt_bias + c) : hn::Zero(d);
-    hn::Store(Exp2(LogDecay<kGate>(hn::LoadU(d, x + c), bias, rate, scale)), d, decay + c);
+    Vectors<1> g = {hn::LoadU(d, x + c)};
+    LogDecay<kGate, 1>(g, bias, rate, scale);
+    Exp2<1>(g);
+    hn::Store(g[0], d, decay + c);
   }
 }
 

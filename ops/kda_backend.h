@@ -21,7 +21,7 @@ struct KdaBackend {
   void (*commit)(const KdaPlan& plan, const KdaCommitArgs& args, device::Stream& stream);
 };
 
-// Each lives in its folder. reference and cpu: kind kCpu; sm80 and sm90: kind kCuda, only with KADENCE_CUDA.
+// Each lives in its folder. reference and cpu: kind kCpu; those of sm80 and sm90: kind kCuda, only with KADENCE_CUDA.
 namespace reference {
 extern const KdaBackend kBackend;
 }
@@ -29,7 +29,7 @@ namespace cpu {
 extern const KdaBackend kBackend;
 }
 namespace cuda {
-extern const KdaBackend kSm80Backend, kSm90Backend;
+extern const KdaBackend kSm80Backend, kSm80RecurrentBackend, kSm90Backend;
 // The other operators on a CUDA stream; the public functions of conv1d.h and kda.h dispatch to these.
 void conv1d_extend(const KdaPlan& plan, const Conv1dExtendArgs& args, device::Stream& stream);
 void conv1d_step(const Conv1dStepArgs& args, device::Stream& stream);

@@ -1,12 +1,11 @@
 // The chunked extend kernels on emulated warps: the conformance table against float64, and what must hold to the bit.
 #define KADENCE_EMULATED_SWITCH
-#include "ops/cuda/sm80/emulated/warps.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <cstdlib>
 
+#include "ops/cuda/sm80/emulated/warps.h"
 #include "ops/cuda/sm80/extend_chunked/kernel.cuh"
 #include "ops/cuda/sm80/extend_chunked/plan.h"
 #include "ops/cuda/sm80/extend_chunked/rows.cuh"
@@ -72,6 +71,7 @@ class Emulated : public ::testing::Test {
   void run(const std::vector<KdaCase>& cases, size_t step) {
     if (std::getenv("KADENCE_ALL_CASES")) step = 1;
     for (size_t i = 0; i < cases.size(); i += step) {
+      if (const char* f = std::getenv("KADENCE_CASES"); f && cases[i].name.find(f) == std::string::npos) continue;
       Measured m;
       for (const std::string& fault : check_case(stream_, "sm80", cases[i], limits_, &m)) ADD_FAILURE() << fault;
       if (std::getenv("KADENCE_PRINT"))

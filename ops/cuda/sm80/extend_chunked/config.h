@@ -22,39 +22,43 @@ inline constexpr int kStages = 2;  // slots in shared memory while scanning
 struct Slot {
   // fp16 rows of 128 keys, one a token. The 16-byte units of odd rows are swapped by 4 (see row_unit), so that eight
   // lanes that read two rows at once touch all banks.
-  static constexpr int kKeys = 0;         // -k 2^(c - m)
-  static constexpr int kQueries = 8192;   // q 2^(c - m)
-  static constexpr int kUpdate = 16384;   // W as B fragments: 16 bytes at [token block 2][tile pair 8][lane 32]
-  static constexpr int kMix = 24576;      // M' as B fragments: blocks (0,0), (1,0), (1,1), [lane 32] each
-  static constexpr int kDecay = 26112;    // fp32[128], 2^c_e
-  static constexpr int kExponent = 26624;  // int32[32]: m + kExponentBias, + kFineFlag if W and M' are fp16
+  static constexpr int kKeys = 0;          // -k 2^(c - m)
+  static constexpr int kQueries = 8192;    // q 2^(c - m)
+  static constexpr int kUpdate = 16384;    // W as B fragments: 16 bytes at [token block 2][tile pair 8][lane 32]
+  static constexpr int kMix = 24576;       // M' in fp16 as B fragments: blocks (0,0), (1,0), (1,1), [lane 32] each
+  static constexpr int kDecay = 26112;     // fp32[128], 2^c_e
+  static constexpr int kExponent = 26624;  // int32[32]: m + kExponentBias, + kFineFlag if W is fp16, else bf16
   static constexpr int kBytes = 26752;
 };
 inline constexpr int kExponentBias = 64, kFineFlag = 256;
-inline constexpr int kLowestExponent = -24;  // of m
+inline constexpr int kLowestExponent = -24;        // of m
+inline constexpr int kLowestUpdateExponent = -13;  // of n; T 2^(n_i - n_j) stays in fp16
 
 // Shared memory of a preparing CTA. Tiles are rows of 256 bytes, swapped like a slot's.
 struct Prep {
-  static constexpr int kKeys = 0;              // k 2^p of 32 tokens
-  static constexpr int kQueries = 8192;        // q 2^p
-  static constexpr int kInverseKeys = 16384;   // k 2^-p
-  static constexpr int kCornerKeys = 24576;    // k 2^(c_15 - c), 16 tokens
-  static constexpr int kUpdateKeys = 28672;    // k 2^(c_e - c), 16-byte units in the order of tiles, swapped by token % 8
-  static constexpr int kLower = 36864;         // fp32, two 16 x 16 blocks of -L by columns
-  static constexpr int kCorner = 38912;        // fp16, 16 rows of 48 B: block (1,0) of -L
-  static constexpr int kInverse = 39680;       // fp16, 32 rows of 80 B: T^T
-  static constexpr int kInverseWide = 42240;   // the same in bf16
-  static constexpr int kBeta = 44800;          // fp32[32]
-  static constexpr int kSums = 44928;          // fp32[4][128]: log2 decay of each warp's tokens
-  static constexpr int kMixExact = 46976;      // fp16, two blocks of 16 rows of 48 B (exact path)
-  static constexpr int kNorms = 48512;         // fp32[64]: of k, of q (exact path)
-  static constexpr int kBytes = 48768;
+  static constexpr int kKeys = 0;             // k 2^p of 32 tokens
+  static constexpr int kQueries = 8192;       // q 2^p
+  static constexpr int kInverseKeys = 16384;  // k 2^-p
+  static constexpr int kCornerKeys = 24576;   // k 2^(c_15 - c), 16 tokens
+  static constexpr int kUpdateKeys =
+      28672;                              // fp16, k 2^(c_e - c - n), units in the order of tiles, swapped by token % 8
+  static constexpr int kLower = 36864;    // fp32, two 16 x 16 blocks of -L by columns
+  static constexpr int kCorner = 38912;   // fp16, 16 rows of 48 B: block (1,0) of -L
+  static constexpr int kInverse = 39680;  // fp16, 32 rows of 80 B: T^T
+  static constexpr int kInverseLifted = 42240;   // the same, T[i][j] 2^(n_i - n_j)
+  static constexpr int kBeta = 44800;            // fp32[32]
+  static constexpr int kSums = 44928;            // fp32[4][128]: log2 decay of each warp's tokens
+  static constexpr int kMixExact = 46976;        // fp16, two blocks of 16 rows of 48 B (exact path)
+  static constexpr int kNorms = 48512;           // fp32[64]: of k, of q (exact path)
+  static constexpr int kUpdateExponent = 48768;  // int32[32]: n
+  static constexpr int kDiagonal = 48896;        // fp32[32]: q k of a token
+  static constexpr int kBytes = 49024;
   // Tables of the exact path, before the tiles are written.
-  static constexpr int kExactDecay = 0;          // fp32[32][128]: 2^g
-  static constexpr int kExactKeys = 16384;       // as stored, [32][128]
-  static constexpr int kExactQueries = 28672;    // as stored, [32][128]
+  static constexpr int kExactDecay = 0;        // fp32[32][128]: 2^g
+  static constexpr int kExactKeys = 16384;     // as stored, [32][128]
+  static constexpr int kExactQueries = 28672;  // as stored, [32][128]
 };
-inline constexpr int kSharedBytes = kStages * Slot::kBytes > Prep::kBytes ? kStages * Slot::kBytes : Prep::kBytes;
+inline constexpr int kSharedBytes = kStages * Slot::kBytes > Prep::kBytes ? kStages* Slot::kBytes : Prep::kBytes;
 static_assert(kSharedBytes <= 99 * 1024, "sm_89 and sm_120 have no more");
 
 // --- rows and windows ------------------------------------------------------------------------------------------------
@@ -78,20 +82,20 @@ struct Header {
 };
 struct Tables {
   Header* header = nullptr;
-  RowEntry* rows = nullptr;         // [max_rows]
-  int32_t* group_begin = nullptr;   // [groups + 1] positions
-  Span* spans = nullptr;            // [max_rows + 2]
-  EmptyRow* empty_rows = nullptr;   // [max_rows]
-  int32_t* judged = nullptr;        // [max_rows] KdaRowStatus
+  RowEntry* rows = nullptr;        // [max_rows]
+  int32_t* group_begin = nullptr;  // [groups + 1] positions
+  Span* spans = nullptr;           // [max_rows + 2]
+  EmptyRow* empty_rows = nullptr;  // [max_rows]
+  int32_t* judged = nullptr;       // [max_rows] KdaRowStatus
 };
 
 // Host facts of a plan's runs.
 struct Shape {
-  int32_t heads = 0;      // HV
-  int32_t columns = 0;    // positions of a window
-  int32_t group = 0;      // rows of a group
-  int32_t buffers = 0;    // windows of slots in memory, 1 or 2
-  bool carries = false;   // some row may cross from a window to the next
+  int32_t heads = 0;     // HV
+  int32_t columns = 0;   // positions of a window
+  int32_t group = 0;     // rows of a group
+  int32_t buffers = 0;   // windows of slots in memory, 1 or 2
+  bool carries = false;  // some row may cross from a window to the next
 };
 // Offsets in the workspace.
 struct Workspace {

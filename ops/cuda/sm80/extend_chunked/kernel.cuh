@@ -27,8 +27,7 @@ __device__ __noinline__ void settle_rest(const WindowParams& p, const Header& he
       scanner.load(p.state_in, row.state_in);
     } else {
 #pragma unroll
-      for (int n = 0; n < 16; ++n)
-        scanner.s[n][0] = scanner.s[n][1] = scanner.s[n][2] = scanner.s[n][3] = 0.0f;
+      for (int n = 0; n < 16; ++n) scanner.s[n][0] = scanner.s[n][1] = scanner.s[n][2] = scanner.s[n][3] = 0.0f;
     }
     scanner.store(p.state_out, row.state_out);
   }
@@ -39,8 +38,7 @@ __device__ __noinline__ void settle_rest(const WindowParams& p, const Header& he
 #endif
 
 template <class Io, bool kDecayF32>
-__global__ void __launch_bounds__(kThreads, KADENCE_SM80_CTAS)
-    window_kernel(const __grid_constant__ WindowParams p) {
+__global__ void __launch_bounds__(kThreads, KADENCE_SM80_CTAS) window_kernel(const __grid_constant__ WindowParams p) {
   uint8_t* const shared = dynamic_shared();
   const int block = static_cast<int>(blockIdx.x);
   if (block < p.scan_ctas) {
@@ -58,7 +56,8 @@ __global__ void __launch_bounds__(kThreads, KADENCE_SM80_CTAS)
   const int done = place.level * kChunk;
   uint8_t* const slot =
       p.slots + (static_cast<int64_t>((p.window & 1) * p.columns + column) * p.heads + head) * Slot::kBytes;
-  ChunkPrep<Io, kDecayF32>(p, shared, slot, head).run(static_cast<int64_t>(row.token) + done, min(kChunk, row.len - done));
+  ChunkPrep<Io, kDecayF32>(p, shared, slot, head)
+      .run(static_cast<int64_t>(row.token) + done, min(kChunk, row.len - done));
 }
 
 }  // namespace kadence::ops::cuda::sm80

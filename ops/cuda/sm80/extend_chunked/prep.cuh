@@ -140,47 +140,47 @@ __device__ __forceinline__ void block_product(float (&acc)[2][4], const uint8_t*
   }
 }
 
-  // Diagonal blocks of -L and M by ordered products of the tokens' decays in fp32, right for decays down to 0: nothing
-  // is divided and nothing overflows.
-  template <class Io>
+// Diagonal blocks of -L and M by ordered products of the tokens' decays in fp32, right for decays down to 0: nothing
+// is divided and nothing overflows.
+template <class Io>
 __device__ __noinline__ void exact_blocks(uint8_t* shared, int w, int l) {
   const auto at = [&]<class T>(T*, int offset) -> T& { return *reinterpret_cast<T*>(shared + offset); };
 #pragma unroll 1
-    for (int n = 0; n < 8; ++n) {  // four rows of each block a warp, short and long ones
-      const int block = n >> 2, m = n & 3, i = m == 0 ? w : m == 1 ? 7 - w : m == 2 ? 8 + w : 15 - w;
-      const int row = block * 16 + i;
-      float ki[4], qi[4], decay[4] = {1, 1, 1, 1}, low[16], mix[16];
-      unpack4<Io>(at(static_cast<uint2*>(nullptr), Prep::kExactKeys + row * 256 + l * 8), ki);
-      unpack4<Io>(at(static_cast<uint2*>(nullptr), Prep::kExactQueries + row * 256 + l * 8), qi);
-      // Row i walks back over j with the product of the decays of j + 1 .. i.
+  for (int n = 0; n < 8; ++n) {  // four rows of each block a warp, short and long ones
+    const int block = n >> 2, m = n & 3, i = m == 0 ? w : m == 1 ? 7 - w : m == 2 ? 8 + w : 15 - w;
+    const int row = block * 16 + i;
+    float ki[4], qi[4], decay[4] = {1, 1, 1, 1}, low[16], mix[16];
+    unpack4<Io>(at(static_cast<uint2*>(nullptr), Prep::kExactKeys + row * 256 + l * 8), ki);
+    unpack4<Io>(at(static_cast<uint2*>(nullptr), Prep::kExactQueries + row * 256 + l * 8), qi);
+    // Row i walks back over j with the product of the decays of j + 1 .. i.
 #pragma unroll
-      for (int j = 15; j >= 0; --j) {
-        low[j] = mix[j] = 0.0f;
-        if (j > i) continue;
-        float kj[4], e[4];
-        unpack4<Io>(at(static_cast<uint2*>(nullptr), Prep::kExactKeys + (block * 16 + j) * 256 + l * 8), kj);
-        spread(at(static_cast<float4*>(nullptr), Prep::kExactDecay + (block * 16 + j) * 512 + l * 16), e);
+    for (int j = 15; j >= 0; --j) {
+      low[j] = mix[j] = 0.0f;
+      if (j > i) continue;
+      float kj[4], e[4];
+      unpack4<Io>(at(static_cast<uint2*>(nullptr), Prep::kExactKeys + (block * 16 + j) * 256 + l * 8), kj);
+      spread(at(static_cast<float4*>(nullptr), Prep::kExactDecay + (block * 16 + j) * 512 + l * 16), e);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float x = decay[c] * kj[c];
-          low[j] = fmaf(ki[c], x, low[j]), mix[j] = fmaf(qi[c], x, mix[j]);
-          decay[c] *= e[c];
-        }
-      }
-      const auto plus = [](float a, float b) { return a + b; };
-      fold<8>(low, l, plus), fold<8>(mix, l, plus);
-      const float lo = low[0] + __shfl_xor_sync(kAllLanes, low[0], 16),
-                  mi = mix[0] + __shfl_xor_sync(kAllLanes, mix[0], 16);
-      if (l < 16) {
-        const float kj = at(static_cast<float*>(nullptr), Prep::kNorms + (block * 16 + l) * 4);
-        const float beta = at(static_cast<float*>(nullptr), Prep::kBeta + row * 4);
-        at(static_cast<float*>(nullptr), Prep::kLower + block * 1024 + l * 64 + i * 4) =
-            l < i ? -lo * kj * at(static_cast<float*>(nullptr), Prep::kNorms + row * 4) * beta : 0.0f;
-        at(static_cast<__half*>(nullptr), Prep::kMixExact + block * 768 + i * 48 + l * 2) =
-            __float2half_rn(l <= i ? mi * kj * at(static_cast<float*>(nullptr), Prep::kNorms + 128 + row * 4) : 0.0f);
+      for (int c = 0; c < 4; ++c) {
+        const float x = decay[c] * kj[c];
+        low[j] = fmaf(ki[c], x, low[j]), mix[j] = fmaf(qi[c], x, mix[j]);
+        decay[c] *= e[c];
       }
     }
+    const auto plus = [](float a, float b) { return a + b; };
+    fold<8>(low, l, plus), fold<8>(mix, l, plus);
+    const float lo = low[0] + __shfl_xor_sync(kAllLanes, low[0], 16),
+                mi = mix[0] + __shfl_xor_sync(kAllLanes, mix[0], 16);
+    if (l < 16) {
+      const float kj = at(static_cast<float*>(nullptr), Prep::kNorms + (block * 16 + l) * 4);
+      const float beta = at(static_cast<float*>(nullptr), Prep::kBeta + row * 4);
+      at(static_cast<float*>(nullptr), Prep::kLower + block * 1024 + l * 64 + i * 4) =
+          l < i ? -lo * kj * at(static_cast<float*>(nullptr), Prep::kNorms + row * 4) * beta : 0.0f;
+      at(static_cast<__half*>(nullptr), Prep::kMixExact + block * 768 + i * 48 + l * 2) =
+          __float2half_rn(l <= i ? mi * kj * at(static_cast<float*>(nullptr), Prep::kNorms + 128 + row * 4) : 0.0f);
+    }
   }
+}
 
 template <class Io, bool kDecayF32>
 struct ChunkPrep {
@@ -189,8 +189,8 @@ struct ChunkPrep {
   uint8_t* const slot;
   const int head, tid, w, l;
   RawInputs<Io, kDecayF32> raw;
-  float g[8][4];        // log2 decay of a token
-  float inverse_norm;   // of row l % 8 of this warp: 1 / |k| for l % 16 < 8, 1 / |q| otherwise
+  float g[8][4];       // log2 decay of a token
+  float inverse_norm;  // of row l % 8 of this warp: 1 / |k| for l % 16 < 8, 1 / |q| otherwise
 
   __device__ ChunkPrep(const WindowParams& params, uint8_t* shared_base, uint8_t* slot_base, int value_head)
       : p(params),
@@ -257,17 +257,18 @@ struct ChunkPrep {
       *reinterpret_cast<float4*>(slot + Slot::kDecay + l * 16) = make_float4(
           e_first[0] * e_second[0], e_first[1] * e_second[1], e_first[2] * e_second[2], e_first[3] * e_second[3]);
 
-    const int exponent = token_exponents(before, first, fine);
+    const int exponent = token_exponents(before, first, fine),
+              update_exponent = fine ? 0 : update_exponents(after, second);
     if (exact) {
       write_exact_tables();
       __syncthreads();
       exact_blocks<Io>(shared, w, l);
       __syncthreads();
-      write_factors<false, true>(exponent, before, after, e_first, e_second);
+      write_factors<false, true>(exponent, update_exponent, before, after, e_first, e_second);
     } else if (fine) {
-      write_factors<true, false>(exponent, before, after, e_first, e_second);
+      write_factors<true, false>(exponent, update_exponent, before, after, e_first, e_second);
     } else {
-      write_factors<false, false>(exponent, before, after, e_first, e_second);
+      write_factors<false, false>(exponent, update_exponent, before, after, e_first, e_second);
     }
     __syncthreads();
     if (fine)
@@ -278,18 +279,26 @@ struct ChunkPrep {
 
  private:
   __device__ __forceinline__ void row_norms() {
-    inverse_norm = 1.0f;
-    if (!p.l2norm) return;
-    float n[16];
+    const auto plus = [](float a, float b) { return a + b; };
+    float n[16], d[8];  // squares; q k, the largest element of M where decay is strong, kept in fp32
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float x[4], y[4];
       unpack4<Io>(raw.k[i], x), unpack4<Io>(raw.q[i], y);
       n[i] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], x[0] * x[0])));
       n[8 + i] = fmaf(y[3], y[3], fmaf(y[2], y[2], fmaf(y[1], y[1], y[0] * y[0])));
+      d[i] = fmaf(x[3], y[3], fmaf(x[2], y[2], fmaf(x[1], y[1], x[0] * y[0])));
     }
-    fold<8>(n, l, [](float a, float b) { return a + b; });
-    inverse_norm = rsqrt_approx(n[0] + __shfl_xor_sync(kAllLanes, n[0], 16) + kL2NormEps);
+    fold<4>(d, l, plus);
+    d[0] += __shfl_xor_sync(kAllLanes, d[0], 8);
+    d[0] += __shfl_xor_sync(kAllLanes, d[0], 16);
+    inverse_norm = 1.0f;
+    if (p.l2norm) {
+      fold<8>(n, l, plus);
+      inverse_norm = rsqrt_approx(n[0] + __shfl_xor_sync(kAllLanes, n[0], 16) + kL2NormEps);
+    }
+    const float both = inverse_norm * __shfl_xor_sync(kAllLanes, inverse_norm, 8);
+    if (l < 8) at<float>(Prep::kDiagonal + (w * 8 + l) * 4) = d[0] * both;
   }
 
   // m of this warp's token l % 8, a power of two next to the slowest channel's decay since the chunk's start: with it
@@ -304,23 +313,42 @@ struct ChunkPrep {
       for (int c = 0; c < 4; ++c) run[c] += g[i][c];
       slowest[i] = fmaxf(fmaxf(run[0], run[1]), fmaxf(run[2], run[3]));
     }
-    const auto larger = [](float a, float b) { return fmaxf(a, b); };
-    fold<4>(slowest, l, larger);
-    float x = slowest[0];
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 8));
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 16));
-    const int m = static_cast<int>(fminf(fmaxf(floorf(x), static_cast<float>(kLowestExponent)), 0.0f));
+    const int m = reduce_exponents(slowest, kLowestExponent);
     if (l < 8)
       *reinterpret_cast<int32_t*>(slot + Slot::kExponent + (w * 8 + l) * 4) =
           m + kExponentBias + (fine ? kFineFlag : 0);
     return m;
   }
 
+  // n of this warp's token l % 8, the same for the way to the chunk's end. Clamped, so that quotients fit fp16.
+  __device__ __forceinline__ int update_exponents(const float (&after)[4], const float (&second)[4]) {
+    float slowest[8], run[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) run[c] = after[c] + (w < 2 ? second[c] : 0.0f);
+#pragma unroll
+    for (int i = 7; i >= 0; --i) {
+      slowest[i] = fmaxf(fmaxf(run[0], run[1]), fmaxf(run[2], run[3]));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) run[c] += g[i][c];
+    }
+    const int n = reduce_exponents(slowest, kLowestUpdateExponent);
+    if (l < 8) at<int>(Prep::kUpdateExponent + (w * 8 + l) * 4) = n;
+    return n;
+  }
+  // floor of the largest over the lanes of x[l % 8], between `lowest` and 0.
+  __device__ __forceinline__ int reduce_exponents(float (&x)[8], int lowest) const {
+    fold<4>(x, l, [](float a, float b) { return fmaxf(a, b); });
+    float y = fmaxf(x[0], __shfl_xor_sync(kAllLanes, x[0], 8));
+    y = fmaxf(y, __shfl_xor_sync(kAllLanes, y, 16));
+    return static_cast<int>(fminf(fmaxf(floorf(y), static_cast<float>(lowest)), 0.0f));
+  }
+
   // Factors of this warp's tokens: what the state is read with to the slot, tiles for the products to shared memory.
   // kExact: only tiles whose exponents are <= 0, and those of the update from sums, not from quotients.
   template <bool kHalf, bool kExact>
-  __device__ __forceinline__ void write_factors(int exponent, const float (&before)[4], const float (&after)[4],
-                                                const float (&e_first)[4], const float (&e_second)[4]) {
+  __device__ __forceinline__ void write_factors(int exponent, int update_exponent, const float (&before)[4],
+                                                const float (&after)[4], const float (&e_first)[4],
+                                                const float (&e_second)[4]) {
     const bool second = w >= 2;
     float run[4] = {before[0], before[1], before[2], before[3]}, to_start[4], to_middle[4], to_end[4];
 #pragma unroll
@@ -357,7 +385,7 @@ struct ChunkPrep {
         at<uint2>(Prep::kInverseKeys + here) = make_uint2(pack<kHalf>(km[0], km[1]), pack<kHalf>(km[2], km[3]));
 #pragma unroll
         for (int c = 0; c < 4; ++c) km[c] *= to_middle[c];
-        write_update<kHalf>(here, r, i, unit, word, km, to_end);
+        write_update<kHalf>(here, r, i, unit, word, km, to_end, __shfl_sync(kAllLanes, update_exponent, i));
       }
     }
     if constexpr (kExact) {
@@ -373,21 +401,21 @@ struct ChunkPrep {
           k[c] *= rk * exp2_approx(tail[c]);
           tail[c] += g[i][c];
         }
-        write_update<kHalf>(place(r, i), r, i, unit, word, k, to_end);
+        write_update<kHalf>(place(r, i), r, i, unit, word, k, to_end, __shfl_sync(kAllLanes, update_exponent, i));
       }
     }
   }
   // km = k decayed to the end of its half.
   template <bool kHalf>
   __device__ __forceinline__ void write_update(int here, int r, int i, int unit, int word, float (&km)[4],
-                                               const float (&to_end)[4]) {
-    if (w < 2)
-      at<uint2>(Prep::kCornerKeys + here) = make_uint2(pack<kHalf>(km[0], km[1]), pack<kHalf>(km[2], km[3]));
+                                               const float (&to_end)[4], int update_exponent) {
+    if (w < 2) at<uint2>(Prep::kCornerKeys + here) = make_uint2(pack<kHalf>(km[0], km[1]), pack<kHalf>(km[2], km[3]));
+    const float lift = kHalf ? 1.0f : exponent_to_float(-update_exponent);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) km[c] *= to_end[c];
+    for (int c = 0; c < 4; ++c) km[c] *= to_end[c] * lift;
     const int row = Prep::kUpdateKeys + r * 256 + word;
-    at<uint32_t>(row + ((unit ^ i) << 4)) = pack<kHalf>(km[0], km[1]);
-    at<uint32_t>(row + (((unit + 1) ^ i) << 4)) = pack<kHalf>(km[2], km[3]);
+    at<uint32_t>(row + ((unit ^ i) << 4)) = pack_f16(km[0], km[1]);
+    at<uint32_t>(row + (((unit + 1) ^ i) << 4)) = pack_f16(km[2], km[3]);
   }
 
   // --- exact path ----------------------------------------------------------------------------------------------------
@@ -395,8 +423,8 @@ struct ChunkPrep {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int r = w * 8 + i;
-      at<float4>(Prep::kExactDecay + r * 512 + l * 16) = make_float4(exp2_approx(g[i][0]), exp2_approx(g[i][1]),
-                                                                     exp2_approx(g[i][2]), exp2_approx(g[i][3]));
+      at<float4>(Prep::kExactDecay + r * 512 + l * 16) =
+          make_float4(exp2_approx(g[i][0]), exp2_approx(g[i][1]), exp2_approx(g[i][2]), exp2_approx(g[i][3]));
       at<uint2>(Prep::kExactKeys + r * 256 + l * 8) = raw.k[i];
       at<uint2>(Prep::kExactQueries + r * 256 + l * 8) = raw.q[i];
     }
@@ -415,8 +443,8 @@ struct ChunkPrep {
     } else if (w == 1) {
       if (!exact) block_product<kHalf>(a, k0 + 4096, i0 + 4096, l);  // L11
     } else if (w == 2) {
-      block_product<kHalf>(a, q0 + 4096, corner, l);                       // M10
-      if (!exact) block_product<kHalf>(b, q0 + 4096, i0 + 4096, l);        // M11
+      block_product<kHalf>(a, q0 + 4096, corner, l);                 // M10
+      if (!exact) block_product<kHalf>(b, q0 + 4096, i0 + 4096, l);  // M11
     } else {
       block_product<kHalf>(a, k0 + 4096, corner, l);  // L10
     }
@@ -441,15 +469,19 @@ struct ChunkPrep {
     if (w == 3) {
       invert<kHalf>();
     } else if (w != 1) {  // the diagonal block of M, as an operand
+      const float d[2] = {at<float>(Prep::kDiagonal + (8 * w + r) * 4),
+                          at<float>(Prep::kDiagonal + (8 * w + r + 8) * 4)};
 #pragma unroll
       for (int nt = 0; nt < 2; ++nt)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (nt * 8 + c2 + (e & 1) > r + 8 * (e >> 1)) b[nt][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) {
+          const int i = r + 8 * (e >> 1), j = nt * 8 + c2 + (e & 1);
+          b[nt][e] = j > i ? 0.0f : j == i ? d[e >> 1] : b[nt][e];
+        }
     }
     __syncthreads();
     update_factor<kHalf>();
-    if (w == 0 || w == 2) mix_factor<kHalf>(exact, a, b);
+    if (w == 0 || w == 2) mix_factor(exact, a, b);
   }
 
   // One warp: lanes 0-15 solve for the columns of T00, 16-31 for T11, in fp32; the corner is two fp16 products.
@@ -472,14 +504,19 @@ struct ChunkPrep {
       }
     }
     const int row = l * 80 + (l >> 4) * 32;  // row of T^T = column of T
-    const auto put = [&](int tile, auto packed) {
+    const auto put = [&](int tile) {
       at<uint4>(tile + row) =
-          make_uint4(packed(x[0], x[1]), packed(x[2], x[3]), packed(x[4], x[5]), packed(x[6], x[7]));
+          make_uint4(pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]), pack_f16(x[6], x[7]));
       at<uint4>(tile + row + 16) =
-          make_uint4(packed(x[8], x[9]), packed(x[10], x[11]), packed(x[12], x[13]), packed(x[14], x[15]));
+          make_uint4(pack_f16(x[8], x[9]), pack_f16(x[10], x[11]), pack_f16(x[12], x[13]), pack_f16(x[14], x[15]));
     };
-    put(Prep::kInverse, [](float lo, float hi) { return pack_f16(lo, hi); });
-    if constexpr (!kHalf) put(Prep::kInverseWide, [](float lo, float hi) { return pack_bf16(lo, hi); });
+    put(Prep::kInverse);
+    const int* const n = &at<int>(Prep::kUpdateExponent);
+    if constexpr (!kHalf) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) x[i] *= exponent_to_float(n[(l & 16) + i] - n[l]);
+      put(Prep::kInverseLifted);
+    }
     __syncwarp();
     uint32_t a[4], b[4];
     float y[2][4] = {}, z[2][4] = {};
@@ -496,8 +533,11 @@ struct ChunkPrep {
       at<uint32_t>(Prep::kInverse + place) = pack_f16(z[nt][0], z[nt][1]);
       at<uint32_t>(Prep::kInverse + place + 640) = pack_f16(z[nt][2], z[nt][3]);
       if constexpr (!kHalf) {
-        at<uint32_t>(Prep::kInverseWide + place) = pack_bf16(z[nt][0], z[nt][1]);
-        at<uint32_t>(Prep::kInverseWide + place + 640) = pack_bf16(z[nt][2], z[nt][3]);
+        const int i = 16 + nt * 8 + 2 * c;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) z[nt][e] *= exponent_to_float(n[i + (e & 1)] - n[r + 8 * (e >> 1)]);
+        at<uint32_t>(Prep::kInverseLifted + place) = pack_f16(z[nt][0], z[nt][1]);
+        at<uint32_t>(Prep::kInverseLifted + place + 640) = pack_f16(z[nt][2], z[nt][3]);
       }
     }
   }
@@ -505,8 +545,8 @@ struct ChunkPrep {
   // W^T, 32 key channels a warp, stored as the scan's B fragments.
   template <bool kHalf>
   __device__ __forceinline__ void update_factor() {
-    const uint8_t* const t = shared + (kHalf ? Prep::kInverse : Prep::kInverseWide) + ((l & 7) + 8 * (l >> 4)) * 80 +
-                             ((l >> 3) & 1) * 16;
+    const uint8_t* const t =
+        shared + (kHalf ? Prep::kInverse : Prep::kInverseLifted) + ((l & 7) + 8 * (l >> 4)) * 80 + ((l >> 3) & 1) * 16;
     uint32_t t00[4], t10[4], t11[4];  // B fragments, tokens 0-7 and 8-15 of a block
     load_matrices(t00, t), load_matrices(t10, t + 32), load_matrices(t11, t + 16 * 80 + 32);
     const int c2 = 2 * (l & 3);
@@ -515,6 +555,10 @@ struct ChunkPrep {
     for (int j = 0; j < 4; ++j) {
       const float2 x = at<float2>(Prep::kBeta + (8 * j + c2) * 4);
       beta[j][0] = x.x, beta[j][1] = x.y;
+      if constexpr (!kHalf) {
+        const int2 n = at<int2>(Prep::kUpdateExponent + (8 * j + c2) * 4);
+        beta[j][0] *= exponent_to_float(n.x), beta[j][1] *= exponent_to_float(n.y);
+      }
     }
     // Lane l addresses row l % 8 of matrix l / 8: tokens 0-7 or 8-15 (bit 4), unit 0 or 1 (bit 3).
     const int token = (l & 7) + 8 * (l >> 4);
@@ -526,9 +570,9 @@ struct ChunkPrep {
       uint32_t a0[4], a1[4];
       load_matrices_transposed(a0, keys), load_matrices_transposed(a1, keys + 16 * 256);
       float d[4][4] = {};
-      mma<kHalf>(d[0], a0, t00[0], t00[1]), mma<kHalf>(d[1], a0, t00[2], t00[3]);
-      mma<kHalf>(d[0], a1, t10[0], t10[1]), mma<kHalf>(d[1], a1, t10[2], t10[3]);
-      mma<kHalf>(d[2], a1, t11[0], t11[1]), mma<kHalf>(d[3], a1, t11[2], t11[3]);
+      mma<true>(d[0], a0, t00[0], t00[1]), mma<true>(d[1], a0, t00[2], t00[3]);
+      mma<true>(d[0], a1, t10[0], t10[1]), mma<true>(d[1], a1, t10[2], t10[3]);
+      mma<true>(d[2], a1, t11[0], t11[1]), mma<true>(d[3], a1, t11[2], t11[3]);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -542,7 +586,6 @@ struct ChunkPrep {
   }
 
   // M' rows 0-15 by warp 0 (b = M00), rows 16-31 by warp 2 (a = M10, b = M11).
-  template <bool kHalf>
   __device__ __forceinline__ void mix_factor(bool exact, const float (&a)[2][4], const float (&b)[2][4]) {
     const int c2 = 2 * (l & 3);
     const auto operand = [](uint32_t(&x)[4], const float(&m)[2][4]) {
@@ -575,8 +618,8 @@ struct ChunkPrep {
         d[nt][0] *= x.x, d[nt][1] *= x.y, d[nt][2] *= x.x, d[nt][3] *= x.y;
       }
       *reinterpret_cast<uint4*>(slot + Slot::kMix + block * 512 + l * 16) =
-          make_uint4(pack<kHalf>(d[0][0], d[0][1]), pack<kHalf>(d[1][0], d[1][1]), pack<kHalf>(d[0][2], d[0][3]),
-                     pack<kHalf>(d[1][2], d[1][3]));
+          make_uint4(pack_f16(d[0][0], d[0][1]), pack_f16(d[1][0], d[1][1]), pack_f16(d[0][2], d[0][3]),
+                     pack_f16(d[1][2], d[1][3]));
     };
     store(y, w == 0 ? 0 : 1, 0);
     if (w == 2) store(z, 2, 16);

@@ -2,8 +2,8 @@
 // walks the chunks that a row has in a window. Symbols and the algebra: ../README.md.
 //
 // Lane 4 r + c of a warp holds, in s[n], rows r and r + 8 of tile n = 4 b + m at keys 32 b + 8 c + 2 m and the next: 8
-// keys that lie together in memory. Rows r and r + 8 are the values value_of(r) and value_of(r) + 2 of the warp's 16, so
-// that four values of a token lie together after a transposition.
+// keys that lie together in memory. Rows r and r + 8 are the values value_of(r) and value_of(r) + 2 of the warp's 16,
+// so that four values of a token lie together after a transposition.
 #pragma once
 
 #include "ops/cuda/common/element.cuh"
@@ -99,7 +99,8 @@ struct Scanner {
     const float f = exponent_to_float(scale);
     each_run([&](int64_t at, int row, int n) {
       const int i = 2 * row;
-      *reinterpret_cast<float4*>(base + at) = make_float4(s[n][i] * f, s[n][i + 1] * f, s[n + 1][i] * f, s[n + 1][i + 1] * f);
+      *reinterpret_cast<float4*>(base + at) =
+          make_float4(s[n][i] * f, s[n][i + 1] * f, s[n + 1][i] * f, s[n + 1][i + 1] * f);
       *reinterpret_cast<float4*>(base + at + 4) =
           make_float4(s[n + 2][i] * f, s[n + 2][i + 1] * f, s[n + 3][i] * f, s[n + 3][i + 1] * f);
     });
@@ -157,14 +158,17 @@ struct Scanner {
     pack_state(a);
   }
 
+  // x as the left operand of products over tokens.
   template <bool kHalf>
-  __device__ __forceinline__ void update(const float (&x)[4][4], float (&o)[4][4], const uint8_t* slot) {
-    uint32_t a[2][4];
+  __device__ __forceinline__ void operand(uint32_t (&a)[2][4], const float (&x)[4][4]) const {
 #pragma unroll
     for (int u = 0; u < 2; ++u)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         a[u][i] = pack<kHalf>(x[2 * u + (i >> 1)][(i & 1) * 2], x[2 * u + (i >> 1)][(i & 1) * 2 + 1]);
+  }
+  template <bool kHalf>
+  __device__ __forceinline__ void update(const uint32_t (&a)[2][4], const uint8_t* slot) {
     const uint8_t* const factors = slot + Slot::kUpdate + l * 16;
 #pragma unroll
     for (int pair = 0; pair < 8; ++pair) {
@@ -174,12 +178,14 @@ struct Scanner {
         mma<kHalf>(s[2 * pair], a[u], f.x, f.y), mma<kHalf>(s[2 * pair + 1], a[u], f.z, f.w);
       }
     }
-    const uint8_t* const mix = slot + Slot::kMix + l * 16;
-    const uint4 m00 = *reinterpret_cast<const uint4*>(mix), m10 = *reinterpret_cast<const uint4*>(mix + 512),
-                m11 = *reinterpret_cast<const uint4*>(mix + 1024);
-    mma<kHalf>(o[0], a[0], m00.x, m00.y), mma<kHalf>(o[1], a[0], m00.z, m00.w);
-    mma<kHalf>(o[2], a[0], m10.x, m10.y), mma<kHalf>(o[3], a[0], m10.z, m10.w);
-    mma<kHalf>(o[2], a[1], m11.x, m11.y), mma<kHalf>(o[3], a[1], m11.z, m11.w);
+  }
+  __device__ __forceinline__ void mix(float (&o)[4][4], const uint32_t (&a)[2][4], const uint8_t* slot) const {
+    const uint8_t* const at = slot + Slot::kMix + l * 16;
+    const uint4 m00 = *reinterpret_cast<const uint4*>(at), m10 = *reinterpret_cast<const uint4*>(at + 512),
+                m11 = *reinterpret_cast<const uint4*>(at + 1024);
+    mma<true>(o[0], a[0], m00.x, m00.y), mma<true>(o[1], a[0], m00.z, m00.w);
+    mma<true>(o[2], a[0], m10.x, m10.y), mma<true>(o[3], a[0], m10.z, m10.w);
+    mma<true>(o[2], a[1], m11.x, m11.y), mma<true>(o[3], a[1], m11.z, m11.w);
   }
 
   // Reads the state with 32 rows of keys or queries: d[tile] += state x rows. a = the state as an operand.
@@ -239,10 +245,16 @@ struct Scanner {
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[j][i] *= lower[j][i & 1], o[j][i] *= lower[j][i & 1];
-    if (fine)
-      update<true>(x, o, slot);
-    else
-      update<false>(x, o, slot);
+    uint32_t xs[2][4];
+    operand<true>(xs, x);
+    if (fine) {
+      update<true>(xs, slot);
+    } else {
+      uint32_t wide[2][4];
+      operand<false>(wide, x);
+      update<false>(wide, slot);
+    }
+    mix(o, xs, slot);
     const float f = p.scale * exponent_to_float(scale);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
@@ -328,8 +340,7 @@ struct Scanner {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int token = level * kChunk + 8 * j + r;
-        if (token < entry.len)
-          *reinterpret_cast<uint2*>(out_at + token * p.out_pitch) = make_uint2(v[j][0], v[j][1]);
+        if (token < entry.len) *reinterpret_cast<uint2*>(out_at + token * p.out_pitch) = make_uint2(v[j][0], v[j][1]);
       }
       if ((level + 1) * kChunk == next_depth) {
         store(p.checkpoints, p.ckpt_slot[ckpt]);

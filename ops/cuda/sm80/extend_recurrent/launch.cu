@@ -1,6 +1,6 @@
 #include "base/error.h"
-#include "ops/cuda/sm80/extend.h"
 #include "ops/cuda/sm80/extend_recurrent/kernel.cuh"
+#include "ops/cuda/sm80/extend_recurrent/launch.h"
 #include "ops/cuda/sm90/step_core/host.h"
 #include "ops/cuda/sm90/step_core/params.h"
 
@@ -20,7 +20,7 @@ StateSlots slots(const StateView& v) { return {v.base, v.dtype, v.slot_pitch}; }
 
 }  // namespace
 
-void run_extend(const KdaPlan& plan, const KdaExtendArgs& args, device::Stream& stream) {
+void run_recurrent(const KdaPlan& plan, const KdaExtendArgs& args, device::Stream& stream) {
   const KdaProblem& problem = plan.problem();
   if (args.tokens == 0 && args.metadata.rows == 0) return;
   LaunchScope scope(stream);

@@ -66,7 +66,7 @@ inline uint32_t transpose8x8(uint32_t x) {
     uint16_t m[8][8];
     for (int l = 0; l < 32; ++l)
       m[l / 4][2 * (l % 4)] = static_cast<uint16_t>(lanes[l].in),
-                         m[l / 4][2 * (l % 4) + 1] = static_cast<uint16_t>(lanes[l].in >> 16);
+                        m[l / 4][2 * (l % 4) + 1] = static_cast<uint16_t>(lanes[l].in >> 16);
     for (int l = 0; l < 32; ++l)
       *lanes[l].out = m[2 * (l % 4)][l / 4] | static_cast<uint32_t>(m[2 * (l % 4) + 1][l / 4]) << 16;
   });

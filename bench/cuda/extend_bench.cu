@@ -1,5 +1,5 @@
 // Times extend on a CUDA device over the table of shapes.
-//   extend_bench [results.jsonl] [filter] [--block TOKENS] [--reps N]
+//   extend_bench [results.jsonl] [filter] [--block TOKENS] [--reps N] [--backend NAME]
 // Random normal inputs (never zeros), fp32 states in and out in place, one fp32 checkpoint every 1,024 tokens unless
 // the line says otherwise. Times are medians of single calls between events, after two warm-up calls.
 #include <cuda_bf16.h>
@@ -77,7 +77,7 @@ double copy_bandwidth(Device& d) {
   return 2.0 * bytes / t[t.size() / 2] / 1e6;  // GB/s
 }
 
-void run_case(const Case& c, int block, int reps, double bandwidth, FILE* out) {
+void run_case(const Case& c, const std::string& backend, int block, int reps, double bandwidth, FILE* out) {
   Device d;
   const int64_t tokens = std::accumulate(c.lengths.begin(), c.lengths.end(), int64_t{0});
   const int64_t n = tokens * c.heads * 128, state = int64_t{c.heads} * 128 * 128;
@@ -99,6 +99,7 @@ void run_case(const Case& c, int block, int reps, double bandwidth, FILE* out) {
   p.bounds = {static_cast<int32_t>(c.lengths.size()), tokens, static_cast<int32_t>(depth.size())};
   KdaOptions options;
   options.extend_block_tokens = block;
+  options.backend = backend;
   const KdaPlan plan = plan_kda(p, d.stream.info(), options);
 
   auto *q = d.make<__nv_bfloat16>(n), *k = d.make<__nv_bfloat16>(n), *v = d.make<__nv_bfloat16>(n),
@@ -159,18 +160,22 @@ void run_case(const Case& c, int block, int reps, double bandwidth, FILE* out) {
   std::fflush(stdout);
   if (out)
     std::fprintf(out,
-                 "{\"case\":\"%s\",\"ms\":%.5f,\"min_ms\":%.5f,\"floor_ms\":%.5f,\"workspace\":%zu,\"host_us\":%.2f,"
+                 "{\"case\":\"%s\",\"backend\":\"%s\",\"ms\":%.5f,\"min_ms\":%.5f,\"floor_ms\":%.5f,\"workspace\":%zu,"
+                 "\"host_us\":%.2f,"
                  "\"block_tokens\":%d,\"reps\":%d}\n",
-                 c.name.c_str(), ms, times[0], floor_ms, plan.workspace_bytes(), host_us, plan.block_tokens(), reps);
+                 c.name.c_str(), plan.backend().c_str(), ms, times[0], floor_ms, plan.workspace_bytes(), host_us,
+                 plan.block_tokens(), reps);
 }
 
 int run(int argc, char** argv) {
-  std::string filter;
+  std::string filter, backend = "auto";
   FILE* out = nullptr;
   int block = 0, reps = 9, positional = 0;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--block"))
       block = std::atoi(argv[++i]);
+    else if (!std::strcmp(argv[i], "--backend"))
+      backend = argv[++i];
     else if (!std::strcmp(argv[i], "--reps"))
       reps = std::atoi(argv[++i]);
     else if (positional++ == 0)
@@ -212,7 +217,7 @@ int run(int argc, char** argv) {
     std::printf("%s, copy %.0f GB/s\n", d.stream.info().name.c_str(), bandwidth);
   }
   for (const Case& c : cases)
-    if (filter.empty() || c.name.find(filter) != std::string::npos) run_case(c, block, reps, bandwidth, out);
+    if (filter.empty() || c.name.find(filter) != std::string::npos) run_case(c, backend, block, reps, bandwidth, out);
   if (out) std::fclose(out);
   return 0;
 }

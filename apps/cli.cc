@@ -83,6 +83,8 @@ int run_cli(int argc, const char* const* argv) {
       if (word.rfind("-", 0) == 0 && e.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError))
         unknown += (unknown.empty() ? "unknown flag " : ", ") + word;
     }
+    if (app.get_subcommands().empty() && unknown.empty() && !app.remaining().empty())
+      unknown = fmt::format("unknown subcommand {}", app.remaining().front());
     if (!unknown.empty()) unknown += "; ";
     return complain(fmt::format("{}{}\n  {} --help lists the flags", unknown, e.what(), who), kUsage);
   } catch (const UsageError& e) {

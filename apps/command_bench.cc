@@ -32,10 +32,16 @@ base::DType dtype_of(const std::string& flag, const std::string& name) {
 }
 
 int run_bench(Options o) {
+  const auto at_most = [](const char* flag, int64_t value, int64_t most) {
+    if (value > most) throw UsageError(fmt::format("{}: wanted at most {}, got {}", flag, most, value));
+  };
   o.bench.lengths = parse_list("--lengths", o.lengths);
+  for (const int64_t length : o.bench.lengths) at_most("--lengths", length, 1 << 24);
   o.bench.step_rows.clear();
-  for (const int64_t rows : parse_list("--step-rows", o.step_rows))
+  for (const int64_t rows : parse_list("--step-rows", o.step_rows)) {
+    at_most("--step-rows", rows, 1 << 20);
     o.bench.step_rows.push_back(static_cast<int32_t>(rows));
+  }
   o.bench.io = dtype_of("--io-dtype", o.io);
   o.bench.state = dtype_of("--mamba-ssm-dtype", o.state);
   o.bench.step_pool_bytes = o.step_pool == "0" ? 0 : parse_bytes("--step-pool", o.step_pool);

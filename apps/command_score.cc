@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -125,15 +126,19 @@ int run_score(const Options& o) {
                         fmt::format("--input {}: cannot be read ({})", o.input, std::strerror(errno)));
   }
   std::istream& in = o.input == "-" ? std::cin : file;
-  std::ofstream sink;
+  std::error_code none;
+  if (std::filesystem::equivalent(o.input, o.output, none) && std::filesystem::is_regular_file(o.output, none))
+    throw UsageError(fmt::format("--input {} and --output {} are the same file: the answers would overwrite the lines",
+                                 o.input, o.output));
+  Progress progress;
+  Session session = open_session(o.engine, progress);
+  std::ofstream sink;  // after the model, so that a run that cannot start leaves earlier answers alone
   if (!o.output.empty()) {
     sink.open(o.output, std::ios::binary | std::ios::trunc);
     if (!sink)
       throw base::Error(base::ErrorCode::kIo,
                         fmt::format("--output {}: cannot be written ({})", o.output, std::strerror(errno)));
   }
-  Progress progress;
-  Session session = open_session(o.engine, progress);
   const base::SteadyClock clock;
   const double begin = clock.now();
   Scorer scorer(session, o.output.empty() ? std::cout : sink, o.concurrency);

@@ -151,11 +151,11 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, FlagSet set) {
       ->group("Scheduling");
   app.add_option("--chunked-prefill-size", o.chunked_prefill_size,
                  "Prompt tokens of one request in one step, at least the checkpoint grid")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str()
       ->group("Scheduling");
   app.add_option("--max-prefill-tokens", o.max_prefill_tokens, "Prompt tokens of one step, all requests")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str()
       ->group("Scheduling");
 }

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -95,6 +96,9 @@ std::string read_text(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
   std::ifstream in(path, std::ios::binary);
   std::string text;
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none))
+    throw base::Error(base::ErrorCode::kIo, fmt::format("{}: wanted a file, got a folder", path));
   if (in) text.assign(std::istreambuf_iterator<char>(in), {});
   if (!in || in.bad())
     throw base::Error(base::ErrorCode::kIo, fmt::format("{}: cannot be read ({})", path, std::strerror(errno)));

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <limits>
+#include <set>
 #include <stdexcept>
 
 #include "apps/numbers.h"
@@ -17,8 +18,7 @@ struct BadLine : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-std::string brief(const Json& value) {
-  std::string text = one_line(value);
+std::string brief(std::string text) {
   constexpr size_t kShown = 40;
   if (text.size() > kShown) {
     size_t cut = kShown;
@@ -27,6 +27,7 @@ std::string brief(const Json& value) {
   }
   return text;
 }
+std::string brief(const Json& value) { return brief(one_line(value)); }
 
 // An integer in [min, max]; 3.0 and "3" are none.
 int64_t integer(const Json& value, const std::string& field, int64_t min, int64_t max) {
@@ -74,8 +75,11 @@ base::Result<engine::RequestSpec> parse_score_line(std::string_view text, const 
   if (text.find_first_not_of(" \t\r") == std::string_view::npos)
     return Answer::failure("empty line: wanted a JSON object");
   try {
-    const Json line = Json::parse(text, [](int depth, Json::parse_event_t, Json&) {
+    std::set<std::string> fields;
+    const Json line = Json::parse(text, [&](int depth, Json::parse_event_t event, Json& key) {
       if (depth > kMaxDepth) throw BadLine(fmt::format("nested deeper than {} levels", kMaxDepth));
+      if (event == Json::parse_event_t::key && depth == 1 && !fields.insert(key.get<std::string>()).second)
+        throw BadLine(fmt::format("field {} is given twice", brief(key)));
       return true;
     });
     if (!line.is_object()) throw BadLine(fmt::format("wanted a JSON object, got {}", brief(line)));
@@ -83,7 +87,7 @@ base::Result<engine::RequestSpec> parse_score_line(std::string_view text, const 
       if (key != "ids" && key != "text" && key != "from" && key != "cache" && key != "max_tokens" &&
           key != "ignore_eos")
         throw BadLine(
-            fmt::format("unknown field \"{}\": known are ids, text, from, cache, max_tokens, ignore_eos", key));
+            fmt::format("unknown field \"{}\": known are ids, text, from, cache, max_tokens, ignore_eos", brief(key)));
     }
     engine::RequestSpec spec;
     spec.ids = prompt_of(line, limits);

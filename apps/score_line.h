@@ -20,7 +20,7 @@ struct ScoreLimits {
 
 // A request from one line of input, or what is wrong with it, in words:
 //   {"ids": [..]} or {"text": ".."}, optional "from" (1..n; n = nothing scored, the default), "cache" (default true),
-//   "max_tokens" (default 0), "ignore_eos" (default true). Other fields are refused.
+//   "max_tokens" (default 0), "ignore_eos" (default true). Other fields are refused, and one given twice.
 base::Result<engine::RequestSpec> parse_score_line(std::string_view line, const ScoreLimits& limits);
 
 // {"logprobs", "cached_tokens", "prefill_ms", "output_ids", "output_logprobs"}, or {"error"}.

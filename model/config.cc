@@ -268,7 +268,9 @@ ModelConfig parse_config(std::string_view config, std::string_view generation, c
 ModelConfig load_config(const std::filesystem::path& dir) {
   std::error_code ec;
   if (!std::filesystem::is_directory(dir, ec))
-    base::throw_error(base::ErrorCode::kIo, dir.string() + ": no such folder");
+    base::throw_error(
+        base::ErrorCode::kIo,
+        dir.string() + (std::filesystem::exists(dir, ec) ? ": wanted a folder, got a file" : ": no such folder"));
   const std::filesystem::path file = dir / "config.json", generation = dir / "generation_config.json";
   constexpr size_t kMaxBytes = size_t{16} << 20;
   return parse_config(read_file(file, kMaxBytes),

@@ -148,7 +148,7 @@ struct Checkpoint::Mapping {
   TensorMap tensors;
 
   explicit Mapping(const std::filesystem::path& file) : path(file.string()) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must be refused, not waited for
     if (fd < 0) throw_io(path + ": cannot be opened: " + std::strerror(errno));
     struct stat st {};
     if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {

@@ -2,7 +2,7 @@
 """Checks every #include of the project's own headers against the module table (cmake/modules.txt).
 
 A file in module A may include headers of A and of the modules in A's row. Some modules may not use some third-party
-headers either. Tests, benchmarks and examples may include anything public.
+headers either. Tests, benchmarks and examples may include anything public. Library code may not print, exit or abort.
 """
 import pathlib
 import re
@@ -18,6 +18,8 @@ THIRD_PARTY = {
     'ops': ('hwy/', 'dnnl', 'oneapi/', 'cuda', 'omp.h', 'sys/', 'mma.h', 'cooperative_groups', 'immintrin.h', 'xmmintrin.h'),
     'engine': (),
 }
+PROGRAM = ('apps',)  # the only module that talks to a terminal and decides how a process ends
+PRINTS_OR_ENDS = re.compile(r'std::(cout|cerr|clog|abort|exit|quick_exit|terminate)\b|(?<![\w.:>])(?<!void )(f?printf|puts|abort|_?exit|_Exit|quick_exit)\s*\(|\bassert\s*\(')
 FREE = ('tests', 'bench', 'examples')
 SUFFIXES = ('.h', '.cc', '.cu', '.cuh')
 
@@ -46,6 +48,9 @@ def check(table):
             if path.suffix not in SUFFIXES:
                 continue
             for number, line in enumerate(path.read_text(errors='replace').splitlines(), 1):
+                ends = PRINTS_OR_ENDS.search(line.split('//')[0])
+                if ends and module not in PROGRAM and not is_test(path):
+                    errors.append(f'{path.relative_to(ROOT)}:{number}: library code may not print, exit or abort: {ends.group(0)}')
                 found = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
                 if not found:
                     continue

@@ -143,6 +143,8 @@ class BadModels(CliTest):
         shard = sorted(model.glob("*.safetensors"))[1]
         shard.unlink()
         self.broken(model, shard.name)
+        os.mkfifo(shard)
+        self.broken(model, shard.name, "not a regular file")  # and does not wait for a writer
         model = self.copy_model(name="outside")
         edit_json(model / "model.safetensors.index.json", lambda i: i["weight_map"].update({k: "../" + v for k, v in i["weight_map"].items()}))
         self.broken(model, "../")

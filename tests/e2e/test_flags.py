@@ -31,10 +31,15 @@ class Flags(CliTest):
 
     def test_nothing_and_unknown_words(self):
         self.refused(status=2)
-        self.refused("serve-me", status=2)
+        self.refused("serve-me", status=2, says=["unknown subcommand serve-me"])
         self.refused("generate", "--modle", RANDOM, status=2, says=["--modl"])
         self.refused("generate", status=2, says=["--model"])
         self.refused("check", "everything", "--model", RANDOM, status=2, says=["everything"])
+
+    def test_numbers_beyond_reason_are_refused_by_flag(self):
+        self.refused(*self.generate("--max-prefill-tokens", 1 << 30), status=2, says=["--max-prefill-tokens"])
+        self.refused("bench", "ops", "--lengths", 10**14, status=2, says=["--lengths"])
+        self.refused("bench", "ops", "--step-rows", (1 << 32) + 1, status=2, says=["--step-rows"])  # not one row
 
     def test_contradictions_name_both_flags(self):
         ids = self.write("ids", "5")

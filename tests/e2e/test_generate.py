@@ -65,6 +65,7 @@ class Generate(CliTest):
         self.refused(*base, self.folder / "missing", says=["missing"])
         self.refused("generate", "--model", TINY, "--prompt", "", says=["empty"])
         self.refused("generate", "--model", TINY, "--prompt-file", self.folder / "missing", says=["missing"])
+        self.refused("generate", "--model", TINY, "--prompt-file", self.folder, says=[self.folder, "folder"])
 
     def test_prompts_that_can_never_fit_are_refused_with_both_numbers(self):
         ids = self.write("ids", " ".join(["7"] * 300))

@@ -26,6 +26,7 @@ class Score(CliTest):
             ({"ids": [1.5]}, "1.5"), ({"ids": "5"}, "ids"), ({"ids": [5], "from": 0}, "from"), ({"ids": [5], "from": 2}, "from"),
             ({"ids": [5], "cache": 1}, "cache"), ({"ids": [5], "max_tokens": "2"}, "max_tokens"), ({"ids": [5], "form": 1}, "form"),
             ({"text": "words"}, "tokenizer"), ({"ids": [5], "text": "5"}, "both"), ({"ids": [7] * 5000}, "4096"),
+            ('{"ids": [5], "ids": [6]}', '"ids" is given twice'), ({"k" * 100000: 1}, "unknown field"),
         ]
         lines = [good]
         for line, _ in bad:
@@ -34,9 +35,22 @@ class Score(CliTest):
         for answer, (line, words) in zip(answers[1::2], bad):
             self.assertEqual(list(answer), ["error"], line)
             self.assertIn(words, answer["error"])
+            self.assertLess(len(answer["error"]), 400)
         for answer in answers[::2]:
             self.assertEqual(answer["logprobs"], answers[0]["logprobs"])
             self.assertEqual(len(answer["logprobs"]), 2)
+
+    def test_files_that_are_there_are_not_lost(self):
+        line = '{"ids": [5, 6, 7], "from": 1}\n'
+        lines, link, answers = (self.folder / name for name in ("in.jsonl", "link.jsonl", "answers.jsonl"))
+        lines.write_text(line)
+        link.symlink_to(lines)
+        answers.write_text("earlier\n")
+        for output in (lines, link):
+            self.refused("score", "--model", RANDOM, "--input", lines, "--output", output, status=2, says=["same file"])
+            self.assertEqual(lines.read_text(), line)
+        self.refused("score", "--model", self.folder / "none", "--input", lines, "--output", answers, status=1, says=["no such folder"])
+        self.assertEqual(answers.read_text(), "earlier\n")
 
     def test_longer_than_the_pools_names_both_numbers(self):
         answers = self.score([{"ids": [7] * 700}, {"ids": [7] * 100, "from": 99}], "--kv-tokens", 512, status=1)

@@ -1,5 +1,5 @@
 // Times extend on a CUDA device over the table of shapes.
-//   extend_bench [results.jsonl] [filter] [--block TOKENS] [--reps N] [--backend NAME]
+//   extend_bench [results.jsonl] [filter | name,name,...] [--block TOKENS] [--reps N] [--backend NAME]
 // Random normal inputs (never zeros), fp32 states in and out in place, one fp32 checkpoint every 1,024 tokens unless
 // the line says otherwise. Times are medians of single calls between events, after two warm-up calls.
 #include <cuda_bf16.h>
@@ -216,8 +216,12 @@ int run(int argc, char** argv) {
     bandwidth = copy_bandwidth(d);
     std::printf("%s, copy %.0f GB/s\n", d.stream.info().name.c_str(), bandwidth);
   }
+  const auto wanted = [&](const std::string& name) {
+    return filter.find(',') == std::string::npos ? name.find(filter) != std::string::npos
+                                                 : ("," + filter + ",").find("," + name + ",") != std::string::npos;
+  };
   for (const Case& c : cases)
-    if (filter.empty() || c.name.find(filter) != std::string::npos) run_case(c, backend, block, reps, bandwidth, out);
+    if (wanted(c.name)) run_case(c, backend, block, reps, bandwidth, out);
   if (out) std::fclose(out);
   return 0;
 }

@@ -45,17 +45,15 @@ void check_options(const EngineOptions& o) {
 }
 
 // Bytes for weights, workspace and pools together.
-size_t memory_budget(const ModelSizes& sizes, const EngineOptions& o, const device::DeviceInfo& device,
-                     MemoryPlan& plan) {
+size_t memory_budget(const EngineOptions& o, const device::DeviceInfo& device, MemoryPlan& plan) {
   if (o.memory_bytes > 0) return static_cast<size_t>(o.memory_bytes);
   if (device.total_memory <= 0) return std::numeric_limits<size_t>::max() / 4;
   // A GPU is ours; a host is shared with everything else that runs there.
   const bool host = device.kind == device::DeviceKind::kCpu;
   const auto share = static_cast<size_t>(static_cast<double>(device.total_memory) * (host ? 0.5 : 0.9));
-  const size_t fixed = sizes.weight_bytes + sizes.workspace_bytes;
   plan.notes.push_back("no --memory given: planned with " + mib(share) + ", " + (host ? "half" : "nine tenths") +
                        " of the device's");
-  return std::max(share, fixed);
+  return share;
 }
 
 // Slots for requests and a cached share as large again, within half of the pools' memory; more than half only where the
@@ -124,13 +122,14 @@ MemoryPlan size_pools(const ModelSizes& sizes, const EngineOptions& o, const dev
 
   const size_t fixed = p.weight_bytes + p.workspace_bytes;
   const bool derived = o.state_slots == 0 || o.kv_tokens == 0;
-  const size_t budget = derived || o.memory_bytes > 0 ? memory_budget(sizes, o, device, p) : 0;
+  const size_t budget = derived || o.memory_bytes > 0 ? memory_budget(o, device, p) : 0;
+  const auto got = [&] { return mib(budget) + (o.memory_bytes > 0 ? "" : ", what is taken of the device without it"); };
   const size_t least = fixed + p.bytes_per_slot + page_bytes;
   if ((derived || o.memory_bytes > 0) && budget < least) {
     base::throw_invalid("--memory",
                         "at least " + mib(least) + " (weights " + mib(p.weight_bytes) + ", workspace " +
                             mib(p.workspace_bytes) + ", one state slot, one page)",
-                        mib(budget));
+                        got());
   }
   const size_t pools = derived || o.memory_bytes > 0 ? budget - fixed : 0;
 
@@ -149,7 +148,7 @@ MemoryPlan size_pools(const ModelSizes& sizes, const EngineOptions& o, const dev
     base::throw_invalid("--memory",
                         std::string("room for ") + lacking + " beside " + flag + " " + text(value) + " and " +
                             mib(fixed) + " of weights and workspace",
-                        mib(budget));
+                        got());
   };
   if (slots < 1) too_small("--kv-tokens", o.kv_tokens, "a state slot");
   p.state_slots = static_cast<int32_t>(std::clamp<int64_t>(slots, 1, std::numeric_limits<int32_t>::max()));

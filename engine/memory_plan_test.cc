@@ -138,6 +138,9 @@ TEST(MemoryPlan, RefusesContradictionsWithTheFlagAndTheNumber) {
               AllOf(HasSubstr("--memory"), HasSubstr("weights 10240 MiB"), HasSubstr("5120 MiB")));
   EXPECT_THAT(plan({.state_slots = 4000, .kv_tokens = 64, .memory_bytes = int64_t{12} << 30}),
               AllOf(HasSubstr("--state-slots 4000"), HasSubstr("12288 MiB")));
+  const std::string small =
+      message([&] { size_pools(k3(12), {}, machine(8)); });  // no --memory: the device's own share
+  EXPECT_THAT(small, AllOf(HasSubstr("weights 10240 MiB"), HasSubstr("got 4096 MiB, what is taken")));
 }
 
 TEST(MemoryPlan, NotesWhatUsersMustKnow) {

@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "model/kimi_linear.h"
 #include "model/kimi_weights.h"
 #include "model/safetensors.h"
@@ -32,6 +33,11 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& dir, const LoadOp
   const Checkpoint checkpoint = Checkpoint::open(dir);
   WeightLoader loader(checkpoint, &stream, options.progress);
   KimiWeights weights = load_kimi_weights(config, loader);
+  if (const std::vector<std::string> unread = loader.unread(); !unread.empty()) {
+    base::log(base::LogLevel::kWarning,
+              checkpoint.origin() + ": " + std::to_string(unread.size()) +
+                  " tensors have no place in the model that the config describes, the first is " + unread.front());
+  }
   return std::make_unique<KimiLinear>(std::move(config), std::move(weights), loader.bytes());
 }
 

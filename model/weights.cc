@@ -30,10 +30,18 @@ bool WeightLoader::has(const Names& names) const {
   return false;
 }
 
+std::vector<std::string> WeightLoader::unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, view] : checkpoint_.tensors())
+    if (read_.find(name) == read_.end()) names.push_back(name);
+  return names;
+}
+
 const TensorView& WeightLoader::require(const Names& names, std::string* name) const {
   for (const std::string& n : names)
     if (const TensorView* t = checkpoint_.find(n)) {
       *name = n;
+      read_.insert(n);
       return *t;
     }
   std::string also;

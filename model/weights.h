@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ class WeightLoader {
       : checkpoint_(checkpoint), stream_(stream), progress_(std::move(progress)) {}
 
   bool planning() const { return stream_ == nullptr; }
+  // Names of tensors that the checkpoint has and nobody asked for: another shape of model than the config says?
+  std::vector<std::string> unread() const;
   // Bytes that the weights take in memory so far.
   size_t bytes() const { return bytes_; }
 
@@ -57,6 +60,7 @@ class WeightLoader {
   const Checkpoint& checkpoint_;
   device::Stream* stream_;
   Progress progress_;
+  mutable std::set<std::string, std::less<>> read_;
   size_t bytes_ = 0;
   int64_t done_ = 0;
 };

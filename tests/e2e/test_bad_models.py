@@ -4,7 +4,7 @@ import os
 import struct
 import unittest
 
-from cli import RANDOM, TINY, CliTest, edit_json, read_safetensors, write_safetensors
+from cli import RANDOM, TINY, CliTest, edit_json, read_safetensors, run, write_safetensors
 
 
 class BadModels(CliTest):
@@ -155,6 +155,15 @@ class BadModels(CliTest):
         for f in list(model.glob("*.safetensors*")):
             f.unlink()
         self.broken(model, "safetensors")
+
+    def test_weights_that_nobody_reads_are_said(self):
+        ids = self.write("ids", "5 6 7")
+        quiet = run("generate", "--model", RANDOM, "--ids", ids, "--max-tokens", 1)
+        self.assertEqual((quiet.returncode, quiet.stderr), (0, ""))
+        model = self.edited_config(lambda c: c.pop("num_shared_experts"))
+        loud = run("generate", "--model", model, "--ids", ids, "--max-tokens", 1)
+        self.assertEqual(loud.returncode, 0, loud.stderr)
+        self.assertRegex(loud.stderr, r"warning: .*: 9 tensors have no place in the model that the config describes, the first is .*shared_experts")
 
     # -- tokenizer --------------------------------------------------------------------------------------------------
 

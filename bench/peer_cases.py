@@ -190,7 +190,7 @@ FAMILIES = {  # name: (gate, lengths, change)
 }
 
 
-def family(torch, name, heads=2, seed=7):
+def family(torch, name, heads=12, seed=7):
     gate, lengths, change = FAMILIES[name]
     x = Inputs(torch, heads, lengths, seed, gate)
     if change:

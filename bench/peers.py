@@ -41,7 +41,7 @@ def optional(name, attribute=None):
 
 
 def as_graph(torch, run, repeats):
-    """run(0) ... run(repeats - 1) in one CUDA graph: launches without the host."""
+    """A call that replays run(0) ... run(repeats - 1) from one CUDA graph, and keeps alive what they read."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -53,7 +53,11 @@ def as_graph(torch, run, repeats):
     with torch.cuda.graph(graph):
         for i in range(repeats):
             run(i)
-    return graph.replay
+
+    def replay(keep=run):
+        graph.replay()
+
+    return replay
 
 
 def interleaved(torch, runs, rounds, repeats=1, wash=True):

@@ -167,8 +167,8 @@ Stream Stream::cpu(int threads, Isa isa) {
   if (threads < 1) base::throw_invalid("threads", "1 or more", std::to_string(threads));
   return Stream(std::make_unique<CpuStream>(threads, isa));
 }
-Stream Stream::cuda(int ordinal) { return Stream(make_cuda_stream(ordinal, nullptr)); }
-Stream Stream::wrap_cuda(int ordinal, void* cuda_stream) { return Stream(make_cuda_stream(ordinal, cuda_stream)); }
+Stream Stream::cuda(int ordinal) { return Stream(make_cuda_stream(ordinal)); }
+Stream Stream::wrap_cuda(int ordinal, void* cuda_stream) { return Stream(wrap_cuda_stream(ordinal, cuda_stream)); }
 
 const DeviceInfo& Stream::info() const { return impl_->info; }
 void Stream::parallel_for(int64_t n, const std::function<void(int64_t, int)>& task) { impl_->parallel_for(n, task); }

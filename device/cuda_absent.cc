@@ -13,7 +13,8 @@ int cuda_device_count(std::string* why) {
   return 0;
 }
 DeviceInfo cuda_info(int) { base::throw_error(base::ErrorCode::kUnsupported, kReason); }
-std::unique_ptr<Stream::Impl> make_cuda_stream(int, void*) {
+std::unique_ptr<Stream::Impl> make_cuda_stream(int) { base::throw_error(base::ErrorCode::kUnsupported, kReason); }
+std::unique_ptr<Stream::Impl> wrap_cuda_stream(int, void*) {
   base::throw_error(base::ErrorCode::kUnsupported, kReason);
 }
 void* cuda_allocate(int, size_t) { base::throw_error(base::ErrorCode::kUnsupported, kReason); }

@@ -51,14 +51,14 @@ DeviceInfo query(int ordinal) {
 }
 
 struct CudaStream final : Stream::Impl {
-  CudaStream(int ordinal, void* wrapped) : owned(wrapped == nullptr) {
+  explicit CudaStream(int ordinal) : owned(true) {
     info = cuda_info(ordinal);
-    if (owned) {
-      const DeviceScope scope(ordinal);
-      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    } else {
-      stream = static_cast<cudaStream_t>(wrapped);
-    }
+    const DeviceScope scope(ordinal);
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  }
+  // Null is a stream like any other: the device's default one.
+  CudaStream(int ordinal, void* wrapped) : stream(static_cast<cudaStream_t>(wrapped)), owned(false) {
+    info = cuda_info(ordinal);
   }
   ~CudaStream() override {
     if (owned) cudaStreamDestroy(stream);  // work in flight still finishes
@@ -66,7 +66,10 @@ struct CudaStream final : Stream::Impl {
   void parallel_for(int64_t, const std::function<void(int64_t, int)>&) override {
     base::throw_error(base::ErrorCode::kUnsupported, "parallel_for runs on CPU streams; this one is of " + info.name);
   }
-  void synchronize() override { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+  void synchronize() override {
+    const DeviceScope scope(info.ordinal);  // the default stream is the current device's
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  }
   void* native() const override { return stream; }
   void copy(void* dst, const void* src, size_t bytes) override {
     if (!bytes) return;
@@ -79,7 +82,7 @@ struct CudaStream final : Stream::Impl {
     check(cudaMemsetAsync(dst, value, bytes, stream), "cudaMemsetAsync");
   }
   cudaStream_t stream = nullptr;
-  bool owned;
+  const bool owned;
 };
 
 }  // namespace
@@ -111,8 +114,9 @@ DeviceInfo cuda_info(int ordinal) {
   return known[static_cast<size_t>(ordinal)];
 }
 
-std::unique_ptr<Stream::Impl> make_cuda_stream(int ordinal, void* wrapped) {
-  return std::make_unique<CudaStream>(ordinal, wrapped);
+std::unique_ptr<Stream::Impl> make_cuda_stream(int ordinal) { return std::make_unique<CudaStream>(ordinal); }
+std::unique_ptr<Stream::Impl> wrap_cuda_stream(int ordinal, void* stream) {
+  return std::make_unique<CudaStream>(ordinal, stream);
 }
 
 void* cuda_allocate(int ordinal, size_t bytes) {

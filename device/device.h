@@ -47,7 +47,7 @@ class Stream {
   static Stream cpu(int threads, Isa isa = Isa::kAuto);
   // A non-blocking CUDA stream on device `ordinal`. Throws Error{kUnsupported} when built without CUDA.
   static Stream cuda(int ordinal);
-  // Wraps a caller's cudaStream_t without owning it.
+  // Wraps a caller's cudaStream_t without owning it; null is the default stream.
   static Stream wrap_cuda(int ordinal, void* cuda_stream);
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;

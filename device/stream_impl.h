@@ -16,7 +16,8 @@ struct Stream::Impl {
 };
 
 // Implemented by cuda_device.cc, or by cuda_absent.cc when built without CUDA.
-std::unique_ptr<Stream::Impl> make_cuda_stream(int ordinal, void* wrapped);
+std::unique_ptr<Stream::Impl> make_cuda_stream(int ordinal);
+std::unique_ptr<Stream::Impl> wrap_cuda_stream(int ordinal, void* stream);  // null is the default stream
 void* cuda_allocate(int ordinal, size_t bytes);
 void cuda_release(int ordinal, void* data) noexcept;
 

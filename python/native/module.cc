@@ -49,8 +49,9 @@ bool capturing([[maybe_unused]] const Stream& s) {
 #ifdef KADENCE_CUDA
   if (s.stream.info().kind == DeviceKind::kCuda) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaStreamIsCapturing(static_cast<cudaStream_t>(s.stream.native()), &status);
-    return status != cudaStreamCaptureStatusNone;
+    const cudaError_t e = cudaStreamIsCapturing(static_cast<cudaStream_t>(s.stream.native()), &status);
+    if (e != cudaSuccess) cudaGetLastError();  // said once, here
+    return status != cudaStreamCaptureStatusNone || e == cudaErrorStreamCaptureImplicit;
   }
 #endif
   return false;
@@ -284,6 +285,7 @@ void bind_plan(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   m.doc() = "Native part of kadence; use the functions of the package.";
+  nb::set_leak_warnings(false);  // caches of devices, streams and plans live until the interpreter is gone
   // Bad arguments are ValueError, what no backend does is NotImplementedError, the rest RuntimeError.
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {

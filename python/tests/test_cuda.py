@@ -332,6 +332,29 @@ def test_no_call_waits_for_the_device():
         torch.cuda.set_sync_debug_mode('default')
 
 
+def test_work_is_in_the_order_of_the_default_stream():
+    i = Case(100, seed=13)
+    plan, pool, out = i.plan(), i.states(2), torch.full_like(i.v, NAN)
+    rows = kadence.metadata(plan, [0, 100], [-1], [1], slots=2)
+    values = i.projection.clone()
+    i.projection.zero_()
+    torch.cuda.synchronize()
+    assert torch.cuda.current_stream().cuda_stream == 0
+    busy()
+    i.projection.copy_(values)  # late
+    kadence.extend(plan, *i.tokens(), metadata=rows, states=pool, out=out, **i.gates())
+    result = out.cpu()  # waits for the default stream alone
+    want, s = i.oracle(0, 100)
+    close(wide(result), want, 2e-2)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    busy(20)
+    kadence.extend(plan, *i.tokens(), metadata=rows, states=pool, out=out, **i.gates())
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) > 5
+
+
 def test_work_follows_the_current_stream():
     i = Case(100, seed=13)
     plan, pool, out = i.plan(), i.states(2), torch.full_like(i.v, NAN)

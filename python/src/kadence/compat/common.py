@@ -47,7 +47,10 @@ def no_grad(function: str, **arrays):
 
 def packed(x: Array, strict: bool = False) -> Array:
     """[B,T,...] -> [B*T,...] with dense heads and channels; a copy only where the layout forces one."""
-    x = x.detach() if is_torch(x) else x
+    if is_torch(x):
+        x = x.detach() if x.requires_grad else x
+        if x.is_contiguous() and x.data_ptr() % 16 == 0 and (x.ndim == 3 or x.shape[2] * x.shape[3] * x.element_size() % 16 == 0):
+            return x.flatten(0, 1)  # the usual case, without the questions below
     shape = (x.shape[0] * x.shape[1], *x.shape[2:])
     if x.shape[0] == 1:
         flat = x[0]

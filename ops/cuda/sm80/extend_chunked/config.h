@@ -58,7 +58,13 @@ struct Prep {
   static constexpr int kExactKeys = 16384;     // as stored, [32][128]
   static constexpr int kExactQueries = 28672;  // as stored, [32][128]
 };
-inline constexpr int kSharedBytes = kStages * Slot::kBytes > Prep::kBytes ? kStages* Slot::kBytes : Prep::kBytes;
+// A stage of a scanning CTA: a slot, then the values of 64 channels: 32 rows of 128 bytes, a warp's 32 of row r at
+// 32 (w ^ (r % 4)).
+struct Stage {
+  static constexpr int kValues = Slot::kBytes;
+  static constexpr int kBytes = Slot::kBytes + 4096;
+};
+inline constexpr int kSharedBytes = kStages * Stage::kBytes > Prep::kBytes ? kStages* Stage::kBytes : Prep::kBytes;
 static_assert(kSharedBytes <= 99 * 1024, "sm_89 and sm_120 have no more");
 
 // --- rows and windows ------------------------------------------------------------------------------------------------

@@ -97,44 +97,47 @@ struct Scanner {
   }
   __device__ __forceinline__ void store_f32(float* base) const {
     const float f = exponent_to_float(scale);
+    const auto bits = [f](float x) { return __float_as_uint(x * f); };
     each_run([&](int64_t at, int row, int n) {
-      const int i = 2 * row;
-      *reinterpret_cast<float4*>(base + at) =
-          make_float4(s[n][i] * f, s[n][i + 1] * f, s[n + 1][i] * f, s[n + 1][i + 1] * f);
-      *reinterpret_cast<float4*>(base + at + 4) =
-          make_float4(s[n + 2][i] * f, s[n + 2][i + 1] * f, s[n + 3][i] * f, s[n + 3][i + 1] * f);
+#pragma unroll
+      for (int m = 0; m < 4; m += 2)
+        store_global(base + at + 2 * m, make_uint4(bits(s[n + m][2 * row]), bits(s[n + m][2 * row + 1]),
+                                                   bits(s[n + m + 1][2 * row]), bits(s[n + m + 1][2 * row + 1])));
     });
   }
   template <class T, class Pack>
   __device__ __forceinline__ void store_16(T* base, Pack pack_two) const {
     const float f = exponent_to_float(scale);
     each_run([&](int64_t at, int row, int n) {
-      const int i = 2 * row;
-      *reinterpret_cast<uint4*>(base + at) =
-          make_uint4(pack_two(s[n][i] * f, s[n][i + 1] * f), pack_two(s[n + 1][i] * f, s[n + 1][i + 1] * f),
-                     pack_two(s[n + 2][i] * f, s[n + 2][i + 1] * f), pack_two(s[n + 3][i] * f, s[n + 3][i + 1] * f));
+      const auto word = [&](int m) { return pack_two(s[n + m][2 * row] * f, s[n + m][2 * row + 1] * f); };
+      store_global(base + at, make_uint4(word(0), word(1), word(2), word(3)));
     });
   }
 
   // --- one chunk -----------------------------------------------------------------------------------------------------
-  __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4]) const {
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      a[k][0] = pack_f16(s[2 * k][0], s[2 * k][1]), a[k][1] = pack_f16(s[2 * k][2], s[2 * k][3]);
-      a[k][2] = pack_f16(s[2 * k + 1][0], s[2 * k + 1][1]), a[k][3] = pack_f16(s[2 * k + 1][2], s[2 * k + 1][3]);
-    }
-  }
-  // Chooses `scale` for the state and this chunk's values; few chunks change it. largest_value: of this lane.
-  __device__ __forceinline__ void choose_scale(uint32_t (&a)[8][4], float largest_value) {
-    uint32_t most = a[0][0];
+  __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], float f) const {
 #pragma unroll
     for (int k = 0; k < 8; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = max_magnitude_f16x2(most, a[k][i]);
-    const float state = fmaxf(f16_lo(most), f16_hi(most)), scaled_value = largest_value * exponent_to_float(-scale);
+      for (int i = 0; i < 4; ++i) {
+        const int n = 2 * k + (i >> 1), e = 2 * (i & 1);
+        a[k][i] = pack_f16(s[n][e] * f, s[n][e + 1] * f);
+      }
+  }
+  // Chooses `scale` for the state and this chunk's values; few chunks change it. Returns what the accumulators must
+  // still be multiplied by. largest_value: of this lane.
+  __device__ __forceinline__ float choose_scale(uint32_t (&a)[8][4], float largest_value) {
+    uint32_t most[4] = {a[0][0], a[0][1], a[0][2], a[0][3]};
+#pragma unroll
+    for (int k = 1; k < 8; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most[i] = max_magnitude_f16x2(most[i], a[k][i]);
+    most[0] = max_magnitude_f16x2(max_magnitude_f16x2(most[0], most[1]), max_magnitude_f16x2(most[2], most[3]));
+    const float state = fmaxf(f16_lo(most[0]), f16_hi(most[0])),
+                scaled_value = largest_value * exponent_to_float(-scale);
     const bool above = __any_sync(kAllLanes, !(state < kStateMost) || !(scaled_value < kValueMost));
     const bool enough = __any_sync(kAllLanes, state >= 1.0f || scaled_value >= kValueLeast);
-    if (!above && enough) return;
+    if (!above && enough) return 1.0f;
     float x = 0.0f, v = largest_value;
 #pragma unroll
     for (int n = 0; n < 16; ++n)
@@ -150,12 +153,9 @@ struct Scanner {
       next = max(-100, min(100, (max(of_state, of_value) >> 2) * 4));
     }
     const float f = exponent_to_float(max(-126, min(127, scale - next)));
-#pragma unroll
-    for (int n = 0; n < 16; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] *= f;
     scale = next;
-    pack_state(a);
+    pack_state(a, f);
+    return f;
   }
 
   // x as the left operand of products over tokens.
@@ -171,13 +171,12 @@ struct Scanner {
   __device__ __forceinline__ void update(const uint32_t (&a)[2][4], const uint8_t* slot) {
     const uint8_t* const factors = slot + Slot::kUpdate + l * 16;
 #pragma unroll
-    for (int pair = 0; pair < 8; ++pair) {
+    for (int u = 0; u < 2; ++u)
 #pragma unroll
-      for (int u = 0; u < 2; ++u) {
+      for (int pair = 0; pair < 8; ++pair) {
         const uint4 f = *reinterpret_cast<const uint4*>(factors + (u * 8 + pair) * 512);
         mma<kHalf>(s[2 * pair], a[u], f.x, f.y), mma<kHalf>(s[2 * pair + 1], a[u], f.z, f.w);
       }
-    }
   }
   __device__ __forceinline__ void mix(float (&o)[4][4], const uint32_t (&a)[2][4], const uint8_t* slot) const {
     const uint8_t* const at = slot + Slot::kMix + l * 16;
@@ -201,20 +200,20 @@ struct Scanner {
       }
   }
 
-  // v: this lane's words of the chunk's values, rows of tokens; replaced by the outputs'.
+  // v becomes this lane's words of the chunk's outputs, by rows of tokens.
   __device__ __forceinline__ void chunk(const uint8_t* slot, uint32_t (&v)[4][2]) {
-    float x[4][4], o[4][4] = {}, largest = 0.0f;
+    float x[4][4], o[4][4] = {}, largest[4];
+    const uint8_t* const values = slot + Stage::kValues + r * 128 + ((w ^ (r & 3)) << 5) + c * 8;
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float2 f = unpack<Io>(transpose8x8(v[j][i]));
-        x[j][2 * i] = f.x, x[j][2 * i + 1] = f.y;
-        largest = fmaxf(largest, fmaxf(fabsf(f.x), fabsf(f.y)));
-      }
+    for (int j = 0; j < 4; ++j) {
+      const uint2 words = *reinterpret_cast<const uint2*>(values + j * 1024);
+      const float2 f = unpack<Io>(transpose8x8(words.x)), g = unpack<Io>(transpose8x8(words.y));
+      x[j][0] = f.x, x[j][1] = f.y, x[j][2] = g.x, x[j][3] = g.y;
+      largest[j] = fmaxf(fmaxf(fabsf(f.x), fabsf(f.y)), fmaxf(fabsf(g.x), fabsf(g.y)));
+    }
     uint32_t a[8][4];
-    pack_state(a);
-    choose_scale(a, largest);
+    pack_state(a, 1.0f);
+    const float rescale = choose_scale(a, fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3])));
     float lower[4][2];  // 2^m of this lane's tokens
     bool fine = false;
 #pragma unroll
@@ -235,7 +234,8 @@ struct Scanner {
     for (int b = 0; b < 4; ++b) {
       const float4 d0 = *reinterpret_cast<const float4*>(slot + Slot::kDecay + (b * 32 + c * 8) * 4),
                    d1 = *reinterpret_cast<const float4*>(slot + Slot::kDecay + (b * 32 + c * 8 + 4) * 4);
-      const float d[8] = {d0.x, d0.y, d0.z, d0.w, d1.x, d1.y, d1.z, d1.w};
+      const float d[8] = {d0.x * rescale, d0.y * rescale, d0.z * rescale, d0.w * rescale,
+                          d1.x * rescale, d1.y * rescale, d1.z * rescale, d1.w * rescale};
 #pragma unroll
       for (int m = 0; m < 4; ++m)
 #pragma unroll
@@ -245,15 +245,12 @@ struct Scanner {
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[j][i] *= lower[j][i & 1], o[j][i] *= lower[j][i & 1];
-    uint32_t xs[2][4];
-    operand<true>(xs, x);
-    if (fine) {
+    uint32_t xs[2][4], wide[2][4];
+    operand<true>(xs, x), operand<false>(wide, x);
+    if (fine)
       update<true>(xs, slot);
-    } else {
-      uint32_t wide[2][4];
-      operand<false>(wide, x);
+    else
       update<false>(wide, slot);
-    }
     mix(o, xs, slot);
     const float f = p.scale * exponent_to_float(scale);
 #pragma unroll
@@ -301,31 +298,34 @@ struct Scanner {
     const uint8_t* const slots =
         p.slots + (static_cast<int64_t>(window & 1) * p.columns * p.heads + head) * Slot::kBytes;
     int fetch_level = level, fetch_position = position, stop = entry.chunks;
+    const int tid = static_cast<int>(threadIdx.x), piece = tid & 7;
+    const Io* const v_at = static_cast<const Io*>(p.v) + (value - w * 16) + piece * 8;
     const auto fetch = [&](int stage) {
       const int active = __popc(__ballot_sync(kAllLanes, chunks_of_lane > fetch_level));
       if (fetch_level < stop) {
-        const uint8_t* const from = slots + static_cast<int64_t>(fetch_position - begin) * p.heads * Slot::kBytes;
-        uint8_t* const to = shared + stage * Slot::kBytes;
-        for (int i = static_cast<int>(threadIdx.x); i < Slot::kBytes / 16; i += kThreads)
-          copy_async16(to + i * 16, from + i * 16);
+        const uint8_t* const from =
+            slots + static_cast<int64_t>(fetch_position - begin) * p.heads * Slot::kBytes + tid * 16;
+        uint8_t* const to = shared + stage * Stage::kBytes;
+        constexpr int kPieces = Slot::kBytes / 16;
+#pragma unroll
+        for (int i = 0; i < kPieces / kThreads; ++i)
+          copy_async16(to + (tid + i * kThreads) * 16, from + i * kThreads * 16);
+        if (tid < kPieces % kThreads)
+          copy_async16(to + (tid + kPieces / kThreads * kThreads) * 16, from + kPieces / kThreads * kThreads * 16);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int token = (tid >> 3) + 16 * i;
+          const bool valid = fetch_level * kChunk + token < entry.len;
+          copy_async16(to + Stage::kValues + token * 128 + (((piece >> 1) ^ (token & 3)) << 5) + (piece & 1) * 16,
+                       v_at + (valid ? entry.token + fetch_level * kChunk + token : entry.token) * p.v_pitch, valid);
+        }
         ++fetch_level, fetch_position += active;
         if (fetch_position >= end) stop = min(stop, fetch_level);
       }
       copy_async_commit();
     };
-    const Io* const v_at = static_cast<const Io*>(p.v) + entry.token * p.v_pitch + value + 4 * c;
     Io* const out_at = static_cast<Io*>(p.out) + entry.token * p.out_pitch + value + 4 * c;
-    uint2 next_v[4];
-    const auto fetch_values = [&](int of_level) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int token = of_level * kChunk + 8 * j + r;
-        next_v[j] = make_uint2(0, 0);
-        if (token < entry.len) next_v[j] = *reinterpret_cast<const uint2*>(v_at + token * p.v_pitch);
-      }
-    };
     for (int i = 0; i < kStages - 1; ++i) fetch(i);
-    fetch_values(level);
     int stage = 0;
 #pragma unroll 1
     for (; level < stop; ++level) {
@@ -333,14 +333,11 @@ struct Scanner {
       __syncthreads();
       fetch(stage == 0 ? kStages - 1 : stage - 1);
       uint32_t v[4][2];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) v[j][0] = next_v[j].x, v[j][1] = next_v[j].y;
-      if (level + 1 < stop) fetch_values(level + 1);
-      chunk(shared + stage * Slot::kBytes, v);
+      chunk(shared + stage * Stage::kBytes, v);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int token = level * kChunk + 8 * j + r;
-        if (token < entry.len) *reinterpret_cast<uint2*>(out_at + token * p.out_pitch) = make_uint2(v[j][0], v[j][1]);
+        if (token < entry.len) store_global(out_at + token * p.out_pitch, make_uint2(v[j][0], v[j][1]));
       }
       if ((level + 1) * kChunk == next_depth) {
         store(p.checkpoints, p.ckpt_slot[ckpt]);

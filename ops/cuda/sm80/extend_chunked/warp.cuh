@@ -16,15 +16,24 @@ __device__ __forceinline__ uint8_t* dynamic_shared() {
   return kadence_sm80_shared;
 }
 
-// 16 bytes of global memory to shared memory, in the background.
-__device__ __forceinline__ void copy_async16(void* dst, const void* src) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(dst)), "l"(src) : "memory");
+// 16 bytes of global memory to shared memory, in the background; zeros, and nothing read, unless `valid`.
+__device__ __forceinline__ void copy_async16(void* dst, const void* src, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid ? 16 : 0)
+               : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kPending groups of this thread are incomplete.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// One store each: left to itself the compiler splits some of them.
+__device__ __forceinline__ void store_global(void* p, uint4 x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+__device__ __forceinline__ void store_global(void* p, uint2 x) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(x.x), "r"(x.y) : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {

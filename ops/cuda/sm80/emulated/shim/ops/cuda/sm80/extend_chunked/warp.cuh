@@ -14,7 +14,10 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline uint8_t* dynamic_shared() { return emulated::shared_bytes; }
 
-inline void copy_async16(void* dst, const void* src) { emulated::thread().copies.push_back({dst, src}); }
+inline void copy_async16(void* dst, const void* src, bool valid = true) {
+  static const uint8_t zeros[16] = {};
+  emulated::thread().copies.push_back({dst, valid ? src : zeros});
+}
 inline void copy_async_commit() {
   emulated::Thread& t = emulated::thread();
   t.groups.push_back(t.copies.size());
@@ -29,6 +32,9 @@ void copy_async_wait() {
   t.groups.erase(t.groups.begin(), t.groups.end() - kPending);
   for (size_t& g : t.groups) g -= done;
 }
+
+inline void store_global(void* p, uint4 x) { std::memcpy(p, &x, 16); }
+inline void store_global(void* p, uint2 x) { std::memcpy(p, &x, 8); }
 
 namespace detail {
 inline float element(uint32_t word, int i, bool half) {

@@ -29,8 +29,9 @@ struct Place {
 __device__ __forceinline__ Place find_position(const Tables& t, const Header& header, int group_rows, int position) {
   const int lane = threadIdx.x & 31;
   Place p;
-  p.group = warp_partition(header.groups, [&](int i) { return t.group_begin[i + 1] > position; });
-  const int at = position - t.group_begin[p.group], first = p.group * group_rows;
+  p.group =
+      header.groups == 1 ? 0 : warp_partition(header.groups, [&](int i) { return t.group_begin[i + 1] > position; });
+  const int at = position - (p.group > 0 ? t.group_begin[p.group] : 0), first = p.group * group_rows;
   int below = 0, chunks = 0;
   if (lane < group_rows && first + lane < header.rows) {
     const RowEntry& e = t.rows[first + lane];

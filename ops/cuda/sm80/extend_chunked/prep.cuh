@@ -62,7 +62,7 @@ struct Gate {
         float x[4];
         raw.decay(i, x);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) g[i][c] = i < valid ? f(x[c], c) : 0.0f;
+        for (int c = 0; c < 4; ++c) g[i][c] = f(x[c], c);
       }
     };
     if (kind == KdaGate::kBounded) {
@@ -76,6 +76,12 @@ struct Gate {
       });
     } else {
       each([&](float x, int) { return x * slope; });
+    }
+    if (valid < 8) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) g[i][c] = i < valid ? g[i][c] : 0.0f;
     }
   }
 };
@@ -93,16 +99,22 @@ struct RawInputs {
     using Decay = std::conditional_t<kDecayF32, float, Io>;
     const Decay* const g_at =
         static_cast<const Decay*>(p.decay) + token * p.decay_pitch + static_cast<int64_t>(head) * kDim + lane * 4;
+    const auto load_all = [&](auto wanted) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      k[i] = q[i] = make_uint2(0, 0);
-      g[i] = {};
-      if (i < valid) {
-        k[i] = *reinterpret_cast<const uint2*>(k_at + i * p.k_pitch);
-        q[i] = *reinterpret_cast<const uint2*>(q_at + i * p.q_pitch);
-        g[i] = *reinterpret_cast<const DecayWord*>(g_at + i * p.decay_pitch);
+      for (int i = 0; i < 8; ++i) {
+        k[i] = q[i] = make_uint2(0, 0);
+        g[i] = {};
+        if (wanted(i)) {
+          k[i] = *reinterpret_cast<const uint2*>(k_at + i * p.k_pitch);
+          q[i] = *reinterpret_cast<const uint2*>(q_at + i * p.q_pitch);
+          g[i] = *reinterpret_cast<const DecayWord*>(g_at + i * p.decay_pitch);
+        }
       }
-    }
+    };
+    if (valid >= 8)
+      load_all([](int) { return true; });
+    else
+      load_all([valid](int i) { return i < valid; });
   }
   __device__ __forceinline__ void decay(int i, float (&x)[4]) const {
     if constexpr (kDecayF32)

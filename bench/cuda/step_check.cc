@@ -62,6 +62,8 @@ std::vector<StepCase> step_cases(bool small) {
       {"middle batch", 40, 2, 2, 4, 128, BF16, BF16, BF16, F32, G::kBounded, {}},
       {"large batch", 150, 2, 2, 2, 128, BF16, BF16, BF16, F32, G::kSoftplus, {}},
       {"large batch bf16", 150, 2, 2, 2, 128, BF16, BF16, BF16, BF16, G::kBounded, {}},
+      {"large batch fp16", 150, 2, 2, 2, 128, F16, F16, F32, F16, G::kGivenLogDecay, {}},
+      {"large batch gva", 70, 2, 2, 4, 128, F32, F32, F32, F32, G::kBounded, {}},
       {"K 64 fp16", 5, 3, 3, 3, 64, F16, F32, F32, F16, G::kBounded, {}},
       {"K 64 bf16", 5, 3, 3, 3, 64, BF16, F32, F32, BF16, G::kBounded, {}},
       {"K 256 fp32", 2, 3, 1, 2, 256, F32, F32, F32, F32, G::kBounded, {}},
@@ -225,13 +227,18 @@ void check_verify(Report& report, device::Stream& stream, bool small) {
   };
   for (const char* name : {"plain", "gva", "bf16 state", "K 64", "K 256"})
     cases.push_back({named(name), 4, 0}), cases.push_back({named(name), 6, 1});
+  // A batch that fills the device.
+  cases.push_back({named("large batch"), 3, 1});
   if (!small) {
     for (const char* name :
          {"fp32 io", "fp16", "weak gate", "identical keys", "extreme given", "K 256 fp32", "K 64 fp16"})
       cases.push_back({named(name), 8, 0}), cases.push_back({named(name), 8, 1});
     cases.push_back({named("middle batch"), 8, 1});
     cases.push_back({named("large batch"), 8, 0});
+    cases.push_back({named("large batch"), 12, 2});
     cases.push_back({named("large batch bf16"), 8, 1});
+    cases.push_back({named("large batch fp16"), 7, 1});
+    cases.push_back({named("large batch gva"), 5, 1});
     cases.push_back({named("plain"), 64, 1}), cases.push_back({named("bf16 state"), 64, 0}),
         cases.push_back({named("plain"), 16, 2});
     cases.push_back({named("plain"), 1, 0});
@@ -307,7 +314,7 @@ void check_verify(Report& report, device::Stream& stream, bool small) {
       for (int32_t d = 0; d < r.data->len; ++d) paths.push_back(path_row(p, *r.data, r.parent, d));
       std::vector<const KdaRowData*> pointers;
       for (const KdaRowData& x : paths) pointers.push_back(&x);
-      if (small || c.step.rows > 30 ? i < 2 : c.D <= 16 || i == 0) {
+      if (small || c.step.rows > 30 ? i < 2 || i + 2 >= rows.size() : c.D <= 16 || i == 0) {
         const BatchResult steps = run_steps(stream, p, w, pointers, {});
         const size_t width = static_cast<size_t>(p.HV) * p.V;
         for (size_t d = 0; d < paths.size(); ++d) {
@@ -372,7 +379,7 @@ void check_portable_extend(Report& report, device::Stream& stream, bool small) {
   Measured worst;
   for (const KdaCase& c : cases) {
     Measured m;
-    for (const std::string& fault : check_case(stream, "sm80", c, limits, &m))
+    for (const std::string& fault : check_case(stream, "sm80-recurrent", c, limits, &m))
       report.expect(false, "portable extend " + c.name + ": " + fault);
     if (c.problem.io == F32) worst.out = std::max(worst.out, m.out);
     if (c.problem.state_out == F32) worst.state = std::max(worst.state, m.state);

@@ -118,10 +118,11 @@ void check_hostile(Report& report, device::Stream& stream, bool) {
                     "hostile step: a slot was written");
     }
   }
-  // Verify and commit.
-  {
+  // Verify and commit, with a plan for five rows and one for as many as fill the device.
+  for (int bound : {5, 400}) {
     KdaProblem p = small_problem(KdaPhase::kVerify, 5, 1, 1, F32);
     p.D = 4;
+    p.bounds.max_rows = bound, p.bounds.max_tokens = bound * 4;
     const KdaWeights w = make_weights(p, 1);
     const KdaPlan plan = plan_kda(p, stream.info(), {});
     const int64_t n = int64_t{p.V} * p.K;
@@ -257,11 +258,14 @@ void check_hostile(Report& report, device::Stream& stream, bool) {
 void check_layers(Report& report, device::Stream& stream) {
   // One commit over three layers leaves what three commits of one layer leave, windows and snapshots included.
   const int layers = 3, N = 4, D = 4, slots = 9, channels = 72;
-  for (DType state : {F32, BF16}) {
+  // With a plan for as many rows as fill the device too: other launch shapes.
+  for (auto [state, bound] : {std::pair{F32, N}, {BF16, N}, {F32, 400}, {BF16, 400}, {F16, 400}}) {
     KdaProblem p = small_problem(KdaPhase::kVerify, N, 2, 4, state);
     p.D = D;
+    KdaProblem wide = p;
+    wide.bounds = {bound, bound * D, 0};
     const KdaWeights w = make_weights(p, 5);
-    const KdaPlan plan = plan_kda(p, stream.info(), {});
+    const KdaPlan plan = plan_kda(p, stream.info(), {}), all_plan = plan_kda(wide, stream.info(), {});
     const int64_t n = int64_t{p.HV} * p.V * p.K;
     base::Rng rng(77);
     const auto make = [&](int64_t rows, int64_t width, int64_t pad, DType t) {
@@ -281,7 +285,7 @@ void check_layers(Report& report, device::Stream& stream) {
         parent(stream, {-1, 0, 1, 2, -1, 0, 0, 9, -1, -1, 1, 0, -1, 0, 1, 2}), slot(stream, {0, 1, 2, -1}),
         node(stream, {3, 2, -1, 0}), out(stream, {0, 3, 2, 4}), track(stream, {1, 1, 3, 0}),
         track_slot(stream, {5, 6, 7, 8});
-    device::Buffer scratch = poisoned_buffer(stream, plan.scratch_bytes() * layers);
+    device::Buffer scratch = poisoned_buffer(stream, all_plan.scratch_bytes() * layers);
     StateView all = state_view(pool);
     all.slots = slots, all.layers = layers, all.layer_pitch = slots * pool.pitch();
     WindowView all_windows;
@@ -301,18 +305,18 @@ void check_layers(Report& report, device::Stream& stream) {
       v.state_in = all;
       v.state_in.layers = 1,
       v.state_in.base = static_cast<char*>(all.base) + l * all.layer_pitch * static_cast<int64_t>(base::size_of(state));
-      v.scratch = scratch.as<char>() + static_cast<size_t>(l) * plan.scratch_bytes();
-      run_kda(plan, v, stream);
+      v.scratch = scratch.as<char>() + static_cast<size_t>(l) * all_plan.scratch_bytes();
+      run_kda(all_plan, v, stream);
       stream.synchronize();
     }
     KdaCommitArgs c;
     c.rows = N, c.n_draft = n_draft.data(), c.parent = parent.data(), c.slot_in = slot.data(), c.node = node.data(),
     c.slot_out = out.data();
     c.track_node = track.data(), c.track_slot = track_slot.data();
-    c.scratch = scratch.data(), c.scratch_layer_bytes = plan.scratch_bytes(), c.states = all;
+    c.scratch = scratch.data(), c.scratch_layer_bytes = all_plan.scratch_bytes(), c.states = all;
     c.conv_x = x.const_tokens(), c.conv_x_layer_pitch = N * D * x.pitch(), c.conv_channels = channels,
     c.windows = all_windows;
-    run_kda_commit(plan, c, stream);
+    run_kda_commit(all_plan, c, stream);
     GuardedTensor pool_one = std::move(pool), windows_one = std::move(windows);
     // The host mirrors still hold what was there before: a second pool for the commits one by one.
     std::vector<std::vector<float>> before_pool, before_windows;
@@ -327,7 +331,7 @@ void check_layers(Report& report, device::Stream& stream) {
     again.upload(stream), windows_again.upload(stream);
     for (int l = 0; l < layers; ++l) {
       KdaCommitArgs one = c;
-      one.scratch = scratch.as<char>() + static_cast<size_t>(l) * plan.scratch_bytes();
+      one.scratch = scratch.as<char>() + static_cast<size_t>(l) * all_plan.scratch_bytes();
       one.states.layers = one.windows.layers = 1;
       one.states.base =
           static_cast<char*>(again.data()) + l * all.layer_pitch * static_cast<int64_t>(base::size_of(state));

@@ -110,6 +110,24 @@ def test_fla_one_token_is_a_step():
         close(final[r], s[1], 1e-5)
 
 
+def test_fla_use_graph_looks_at_no_value(monkeypatch):
+    begin = np.array([0, 50, 70, 70], np.int64)
+    i = Inputs(90, seed=17)
+    monkeypatch.setattr(common, 'to_list', None)
+    arguments = dict(A_log=i.A_log, dt_bias=i.dt_bias, output_final_state=True, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
+                     use_beta_sigmoid_in_kernel=True, lower_bound=-5.0, state_v_first=True, cu_seqlens=begin, use_graph=True)
+    o, final = fla.chunk_kda(*batched(i), max_num_seqs=3, **arguments)
+    for r, (a, b) in enumerate(((0, 50), (50, 70))):
+        want, s = i.oracle(a, b)
+        close(o[0, a:b], want, 1e-5)
+        close(final[r], s[-1], 1e-5)
+    assert (o[0, 70:] == 0).all()  # past the last offset
+    with pytest.raises(ValueError, match=r'cu_seqlens shape: wanted max_num_seqs \+ 1 = 5 entries, got 4'):
+        fla.chunk_kda(*batched(i), max_num_seqs=4, **arguments)
+    with pytest.raises(NotImplementedError, match='return_intermediate_states in a CUDA graph is not supported'):
+        fla.chunk_kda(*batched(i), return_intermediate_states=True, **arguments)
+
+
 FLA_REFUSED = [
     (dict(cp_context=object()), 'cp_context'), (dict(disable_recompute=True), 'disable_recompute=True'), (dict(chunk_size=32), 'chunk_size=32'),
     (dict(head_first=True), 'head_first'),

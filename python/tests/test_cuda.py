@@ -242,11 +242,11 @@ def test_copy_states_then_clear():
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_other_dtypes_run_on_the_portable_backend(dtype):
+def test_other_dtypes_run_on_a_portable_backend(dtype):
     i = Case(130, dtype=dtype, seed=10)
     i.b = i.b.float()
     plan = i.plan()
-    assert plan.backend == 'sm80' and kadence.backend_misses('sm90', i.problem(), kadence.cuda(0))
+    assert plan.backend.startswith('sm80') and kadence.backend_misses('sm90', i.problem(), kadence.cuda(0))
     pool = i.states(2)
     start = pool[0].clone()
     rows = kadence.metadata(plan, [0, 130], [0], [1], slots=2)

@@ -58,6 +58,21 @@ __device__ __forceinline__ void store_scalar(void* base, int64_t i, DType t, flo
   }
 }
 
+// Four at a time, the first at a multiple of four elements.
+__device__ __forceinline__ void store_four(void* base, int64_t i, DType t, const float (&x)[4]) {
+  if (t == DType::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(base) + i) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    uint2 w;
+    if (t == DType::kBF16) {
+      w = make_uint2(ptx::pack_bf16(x[0], x[1]), ptx::pack_bf16(x[2], x[3]));
+    } else {
+      w = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
+    }
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(base) + i) = w;
+  }
+}
+
 template <class E>
 __device__ __forceinline__ uint32_t pack_two(float x, float y) {
   if constexpr (std::is_same_v<E, __nv_bfloat16>) return ptx::pack_bf16(x, y);
@@ -141,11 +156,11 @@ struct Slice {
 
   __device__ __forceinline__ void load(const E* row, int lane) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) w[c] = *reinterpret_cast<const Word*>(row + (c * LANES + lane) * W);
+    for (int c = 0; c < kChunks; ++c) w[c] = *reinterpret_cast<const Word*>(row + lane * W + c * LANES * W);
   }
   __device__ __forceinline__ void store(E* row, int lane) const {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) *reinterpret_cast<Word*>(row + (c * LANES + lane) * W) = w[c];
+    for (int c = 0; c < kChunks; ++c) *reinterpret_cast<Word*>(row + lane * W + c * LANES * W) = w[c];
   }
   __device__ __forceinline__ void unpack(float (&s)[16]) const {
 #pragma unroll
@@ -167,7 +182,7 @@ struct Slice {
 // Values 4 * i .. 4 * i + 3 of the 16 that `lane` holds of a vector of K floats in shared memory, in Slice's order.
 template <int W, int LANES>
 __device__ __forceinline__ float4 read_quad(const float* vec, int lane, int i) {
-  return *reinterpret_cast<const float4*>(vec + ((4 * i / W) * LANES + lane) * W + 4 * i % W);
+  return *reinterpret_cast<const float4*>(vec + lane * W + (4 * i / W) * LANES * W + 4 * i % W);
 }
 
 template <int WIDTH>

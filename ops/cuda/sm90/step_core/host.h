@@ -1,12 +1,16 @@
 // Host side of the small kernels: current device, launch, errors.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "device/device.h"
 #include "ops/cuda/common/check.h"
+#include "ops/kda.h"
 
 namespace kadence::ops::cuda {
 
@@ -40,6 +44,40 @@ inline constexpr unsigned kMaxGridY = 65535;
 inline dim3 rows_grid(unsigned x, int64_t rows) {
   const int64_t z = (rows + kMaxGridY - 1) / kMaxGridY;
   return dim3(x, static_cast<unsigned>(z > 1 ? kMaxGridY : rows), static_cast<unsigned>(z));
+}
+
+// f(E{}) with the type that holds a state; false if there is no such instance.
+template <class F>
+bool with_state_type(DType t, F&& f) {
+  switch (t) {
+    case DType::kF32:
+      return f(float{}), true;
+    case DType::kBF16:
+      return f(__nv_bfloat16{}), true;
+    case DType::kF16:
+      return f(__half{}), true;
+    default:
+      return false;
+  }
+}
+
+// f.operator()<K, ITS>() of the shapes that the kernels are compiled for; false if there is no such instance.
+template <class F>
+bool with_shape(int K, int iterations, F&& f) {
+  switch (K * 16 + iterations) {
+    case 64 * 16 + 1:
+      return f.template operator()<64, 1>(), true;
+    case 128 * 16 + 1:
+      return f.template operator()<128, 1>(), true;
+    case 128 * 16 + 2:
+      return f.template operator()<128, 2>(), true;
+    case 128 * 16 + 4:
+      return f.template operator()<128, 4>(), true;
+    case 256 * 16 + 4:
+      return f.template operator()<256, 4>(), true;
+    default:
+      return false;
+  }
 }
 
 // A launch that may overlap the end of the stream's kernel before it (the kernel calls wait_for_previous()).

@@ -50,55 +50,19 @@ void launch(const StepChoice& choice, const StepParams& p, const LaunchScope& sc
                                                     base::to_string(p.state_out));
 }
 
-template <class EIn>
-void dispatch_mixed(const KdaProblem& problem, const StepChoice& choice, const StepParams& p,
-                    const LaunchScope& scope) {
-  auto to = [&]<class EOut>(EOut) {
-    if constexpr (!std::is_same_v<EIn, EOut>) launch<128, EIn, EOut, 2>(choice, p, scope);
-  };
-  switch (problem.state_out) {
-    case DType::kF32:
-      return to(float{});
-    case DType::kBF16:
-      return to(__nv_bfloat16{});
-    case DType::kF16:
-      return to(__half{});
-    default:
-      no_instance(problem);
-  }
-}
-
-template <class E>
-void dispatch_shape(const KdaProblem& problem, const StepChoice& choice, const StepParams& p,
-                    const LaunchScope& scope) {
-  if (problem.state_in != problem.state_out) return dispatch_mixed<E>(problem, choice, p, scope);
-  switch (problem.K * 16 + choice.iterations) {
-    case 64 * 16 + 1:
-      return launch<64, E, E, 1>(choice, p, scope);
-    case 128 * 16 + 1:
-      return launch<128, E, E, 1>(choice, p, scope);
-    case 128 * 16 + 2:
-      return launch<128, E, E, 2>(choice, p, scope);
-    case 128 * 16 + 4:
-      return launch<128, E, E, 4>(choice, p, scope);
-    case 256 * 16 + 4:
-      return launch<256, E, E, 4>(choice, p, scope);
-    default:
-      no_instance(problem);
-  }
-}
-
 void dispatch(const KdaProblem& problem, const StepChoice& choice, const StepParams& p, const LaunchScope& scope) {
-  switch (problem.state_in) {
-    case DType::kF32:
-      return dispatch_shape<float>(problem, choice, p, scope);
-    case DType::kBF16:
-      return dispatch_shape<__nv_bfloat16>(problem, choice, p, scope);
-    case DType::kF16:
-      return dispatch_shape<__half>(problem, choice, p, scope);
-    default:
-      no_instance(problem);
-  }
+  bool found = false;
+  with_state_type(problem.state_in, [&]<class EIn>(EIn) {
+    if (problem.state_in == problem.state_out) {
+      found = with_shape(problem.K, choice.iterations,
+                         [&]<int K, int ITS>() { launch<K, EIn, EIn, ITS>(choice, p, scope); });
+    } else {
+      with_state_type(problem.state_out, [&]<class EOut>(EOut) {
+        if constexpr (!std::is_same_v<EIn, EOut>) launch<128, EIn, EOut, 2>(choice, p, scope), found = true;
+      });
+    }
+  });
+  if (!found) no_instance(problem);
 }
 
 }  // namespace

@@ -96,12 +96,11 @@ __global__ void __launch_bounds__(32 * WARPS, ITS == 4 ? 16 / WARPS : 1)
   __shared__ uint8_t paths[WARPS][kMaxDraftTokens];
   __shared__ bool rooted[kMaxDraftTokens];
   const int D = p.D;
-  float* const sk = shared;  // [D,K]
-  float* const sq = sk + D * K;
-  float* const sd = sq + D * K;
-  float* const sv = sd + D * K;  // [D,ROWS]
+  constexpr int FACTORS = 3 * K;            // of a node: k, q, decay
+  float* const factors = shared;            // [D,3,K]
+  float* const sv = factors + D * FACTORS;  // [D,ROWS]; a node's outputs once its v has been used
   float* const su = sv + D * ROWS;
-  float4* const snode = reinterpret_cast<float4*>(su + D * ROWS);  // [D]: beta, k.q, parent as bits, unused
+  float2* const snode = reinterpret_cast<float2*>(su + D * ROWS);  // [D]: beta, k.q
   int* const sparent = reinterpret_cast<int*>(snode + D);          // [D]
 
   const int split = blockIdx.x % SPLITS, hv = blockIdx.x / SPLITS;
@@ -157,17 +156,18 @@ __global__ void __launch_bounds__(32 * WARPS, ITS == 4 ? 16 / WARPS : 1)
     rd.convert(p.decay.type, xd);
     if (d + WARPS < nodes) load_inputs(d + WARPS);
     float* const record = scratch + d * p.layout.record;
+    float* const to = factors + d * FACTORS;
     normalise_both(p.gate, xk, xq);
-    write_channels(sk + d * K + lane * C, xk);
-    write_channels(sq + d * K + lane * C, xq);
+    write_channels(to + lane * C, xk);
+    write_channels(to + K + lane * C, xq);
     gate.apply(p.gate, xd);
-    write_channels(sd + d * K + lane * C, xd);
+    write_channels(to + 2 * K + lane * C, xd);
     if (split == 0) {
       write_channels(record + p.layout.decay_at + static_cast<int64_t>(hv) * K + lane * C, xd);
       if (hv % per_head == 0) write_channels(record + static_cast<int64_t>(h) * K + lane * C, xk);
     }
     __syncwarp();
-    const float kq = dot_kq<W, LANES>(sk + d * K, sq + d * K, slice);
+    const float kq = dot_kq<W, LANES>(to, to + K, slice);
     if (lane == 0) snode[d].y = kq;
   }
   const auto put_v = [&](int i, const RawChannels<4>& raw) {
@@ -177,10 +177,12 @@ __global__ void __launch_bounds__(32 * WARPS, ITS == 4 ? 16 / WARPS : 1)
   };
   if (4 * tid < D * ROWS) put_v(tid, v);
   for (int i = tid + THREADS; 4 * i < nodes * ROWS; i += THREADS) put_v(i, load_v(i));
-  if (tid < D) snode[tid].x = beta_value(p.gate, beta_raw.get(p.beta.type)), snode[tid].z = __int_as_float(parent);
+  if (tid < D) snode[tid].x = beta_value(p.gate, beta_raw.get(p.beta.type));
   if (tid < D) sparent[tid] = parent;
   let_next_launch();
-  const bool bad_parent = __syncthreads_or(tid < nodes && (parent < -1 || parent >= tid));
+  // A chain, which is the usual row, needs no question about where a node hangs.
+  const bool chain = __syncthreads_and(tid >= nodes || parent == tid - 1);
+  const bool bad_parent = !chain && __syncthreads_or(tid < nodes && (parent < -1 || parent >= tid));
   if (tid == 0 && (bad_slot || (slot != -1 && bad_count) || bad_parent))
     report(p.status, n, bad_slot ? KdaRowStatus::kBadStateIn : KdaRowStatus::kBadNode);
   if (bad_parent) {
@@ -189,55 +191,72 @@ __global__ void __launch_bounds__(32 * WARPS, ITS == 4 ? 16 / WARPS : 1)
   }
 
   if (live) load.arrive(s);
-  const int my_row = group * ITS + Sums::iteration(slice);  // of the warp's rows
+  const int lane_row = warp * WARP_ROWS + group * ITS;  // of the CTA's rows
+  const int own_row = Sums::iteration(slice);           // of this lane's, where it is an owner
   const bool owner = Sums::owns(slice);
-  int64_t out_at = token0 * p.out_token_pitch + static_cast<int64_t>(hv) * V + row0 + my_row;
-  float* u_out = scratch + p.layout.u_at + static_cast<int64_t>(hv) * V + row0 + my_row;
   int current = -1;
+  const float* f = factors;
+  float *node_v = sv + lane_row, *node_u = su + lane_row;  // of this lane's rows
 #pragma unroll 1
-  for (int node = 0; node < nodes; ++node, out_at += p.out_token_pitch, u_out += p.layout.record) {
-    if (bad_parent && !rooted[node]) {  // the node or an ancestor has a parent out of range
-      if (owner) store_scalar(p.out, out_at, p.out_type, 0.0f);
-      continue;
-    }
-    const float4 scalars = snode[node];
-    if (__float_as_int(scalars.z) != current) {
-      int depth = 0;
-      if (lane == 0)
-        for (int a = sparent[node]; a >= 0; a = sparent[a]) paths[warp][depth++] = static_cast<uint8_t>(a);
-      depth = __shfl_sync(kFullMask, depth, 0);
-      __syncwarp();
-      load.issue(src, slice, s);
-      load.arrive(s);
-#pragma unroll 1
-      for (int i = depth - 1; i >= 0; --i) {
-        const int a = paths[warp][i];
-        float u[ITS];
-        read_rows<ITS>(su + a * ROWS + warp * WARP_ROWS + group * ITS, u);
-        replay<W, LANES>(s, sd + a * K, u, sk + a * K, slice);
-        round_states<E>(s, p.round_states);
+  for (int node = 0; node < nodes; ++node, f += FACTORS, node_v += ROWS, node_u += ROWS) {
+    if (!chain) {
+      if (bad_parent && !rooted[node]) {  // the node or an ancestor has a parent out of range
+        if (owner) node_v[own_row] = node_u[own_row] = 0;
+        continue;
       }
-      __syncwarp();
+      if (sparent[node] != current) {
+        int depth = 0;
+        if (lane == 0)
+          for (int a = sparent[node]; a >= 0; a = sparent[a]) paths[warp][depth++] = static_cast<uint8_t>(a);
+        depth = __shfl_sync(kFullMask, depth, 0);
+        __syncwarp();
+        const E* from = src;
+        asm volatile("" : "+l"(from));  // no addresses of this rare path in registers all along
+        load.issue(from, slice, s);
+        load.arrive(s);
+#pragma unroll 1
+        for (int i = depth - 1; i >= 0; --i) {
+          const int a = paths[warp][i];
+          float u[ITS];
+          read_rows<ITS>(su + a * ROWS + lane_row, u);
+          replay<W, LANES>(s, factors + a * FACTORS + 2 * K, u, factors + a * FACTORS, slice);
+          round_states<E>(s, p.round_states);
+        }
+        __syncwarp();
+      }
+      current = node;
     }
+    const float2 scalars = snode[node];
     float pk[ITS], pq[ITS], u[ITS], v_rows[ITS];
-    decay_and_dot<W, LANES>(s, sd + node * K, sk + node * K, sq + node * K, slice, pk, pq);
+    read_rows<ITS>(node_v, v_rows);
+    decay_and_dot<W, LANES>(s, f + 2 * K, f, f + K, slice, pk, pq);
     const float sq_own = Sums::reduce(pk, pq, slice);
-    read_rows<ITS>(sv + node * ROWS + warp * WARP_ROWS + group * ITS, v_rows);
 #pragma unroll
     for (int it = 0; it < ITS; ++it) u[it] = delta(scalars.x, v_rows[it], pk[it]);
-    rank_one<W, LANES>(s, u, sk + node * K, slice);
+    rank_one<W, LANES>(s, u, f, slice);
     round_states<E>(s, p.round_states);
+    __syncwarp();  // every lane has its v
     if (owner) {
       const float own_u = Sums::own(u, slice);
-      su[node * ROWS + warp * WARP_ROWS + my_row] = own_u;
-      *u_out = own_u;
-      store_scalar(p.out, out_at, p.out_type, output(sq_own, scalars.y, own_u));
+      node_u[own_row] = own_u;
+      node_v[own_row] = output(sq_own, scalars.y, own_u);
     }
     __syncwarp();
-    current = node;
   }
-  if (owner)
-    for (int node = nodes; node < D; ++node, out_at += p.out_token_pitch) store_scalar(p.out, out_at, p.out_type, 0.0f);
+  __syncwarp();
+
+  // This warp's rows of every node, four at a time.
+  for (int i = lane; i < D * (WARP_ROWS / 4); i += 32) {
+    const int node = i / (WARP_ROWS / 4), r = warp * WARP_ROWS + i % (WARP_ROWS / 4) * 4;
+    const int64_t column = static_cast<int64_t>(hv) * V + split * ROWS + r;
+    float o[4] = {};
+    if (node < nodes) {
+      read_rows<4>(sv + node * ROWS + r, o);
+      *reinterpret_cast<float4*>(scratch + node * p.layout.record + p.layout.u_at + column) =
+          *reinterpret_cast<const float4*>(su + node * ROWS + r);
+    }
+    store_four(p.out, (token0 + node) * p.out_token_pitch + column, p.out_type, o);
+  }
 }
 
 struct CommitParams {

@@ -17,32 +17,11 @@ namespace {
 // f.operator()<K, E, ITS>() of the instance.
 template <class F>
 void dispatch(const KdaProblem& problem, int iterations, F&& f) {
-  auto shape = [&]<class E>(E) {
-    switch (problem.K * 16 + iterations) {
-      case 64 * 16 + 1:
-        return f.template operator()<64, E, 1>();
-      case 128 * 16 + 1:
-        return f.template operator()<128, E, 1>();
-      case 128 * 16 + 2:
-        return f.template operator()<128, E, 2>();
-      case 128 * 16 + 4:
-        return f.template operator()<128, E, 4>();
-      case 256 * 16 + 4:
-        return f.template operator()<256, E, 4>();
-      default:
-        no_instance(problem);
-    }
-  };
-  switch (problem.state_in) {
-    case DType::kF32:
-      return shape(float{});
-    case DType::kBF16:
-      return shape(__nv_bfloat16{});
-    case DType::kF16:
-      return shape(__half{});
-    default:
-      no_instance(problem);
-  }
+  bool found = false;
+  with_state_type(problem.state_in, [&]<class E>(E) {
+    found = with_shape(problem.K, iterations, [&]<int K, int ITS>() { f.template operator()<K, E, ITS>(); });
+  });
+  if (!found) no_instance(problem);
 }
 
 }  // namespace

@@ -33,6 +33,23 @@ def want_dtype(function: str, name: str, x: Array, wanted):
         invalid(function, f'{name} dtype', ' or '.join(wanted), got + hint)
 
 
+def want_states(function: str, name: str, x: Array | None, shape, dtypes=FLOATS):
+    """States of `shape` (None = any) and one of `dtypes`, where there are any."""
+    if x is not None:
+        want_shape(function, name, x, shape)
+        want_dtype(function, name, x, dtypes)
+
+
+def flat_output(function: str, name: str, call: 'Call', out: Array) -> Array:
+    """The caller's `out` [B,T,HV,V] as rows, refused where that would be a copy."""
+    want_shape(function, name, out, (call.B, call.T, call.HV, call.V))
+    want_dtype(function, name, out, call.io)
+    flat = packed(out, strict=True)
+    if not shares(flat, out):
+        refuse(function, f'{name} of this layout', 'batch and tokens must be one dimension without a copy')
+    return flat
+
+
 def shares(a: Array, b: Array) -> bool:
     return address(a) == address(b)
 

@@ -3,7 +3,7 @@
 import warnings
 
 from ..arrays import Array, dense, dtype_name, is_torch, new, slots, swap_last_two, zeros
-from .common import FLOATS, Call, copy_rows_converted, invalid, refuse, rows_of, upload, want_dtype, want_shape
+from .common import FLOATS, Call, copy_rows_converted, invalid, refuse, rows_of, upload, want_states
 
 __all__ = ['chunk_kda', 'fused_recurrent_kda']
 
@@ -128,8 +128,7 @@ def _run(
     n, shape = rows.count, (call.HV, call.V, call.K)
     states_in = None
     if initial_state is not None:
-        want_shape(f, 'initial_state', initial_state, (n, *(shape if v_first else (call.HV, call.K, call.V))))
-        want_dtype(f, 'initial_state', initial_state, FLOATS if recurrent else 'float32')
+        want_states(f, 'initial_state', initial_state, (n, *(shape if v_first else (call.HV, call.K, call.V))), FLOATS if recurrent else 'float32')
         given = initial_state.detach() if is_torch(initial_state) else initial_state
         states_in = dense(given) if v_first else swap_last_two(given)
     state_dtype = 'float32' if states_in is None else dtype_name(states_in)

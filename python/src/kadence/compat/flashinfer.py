@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..arrays import Array, dtype_name, is_torch, new, on_host, slots, to_list, zeros
 from ..operators import device_metadata
-from .common import FLOATS, Call, host_metadata, invalid, packed, refuse, rows_of, shares, want_dtype, want_shape
+from .common import FLOATS, Call, flat_output, host_metadata, invalid, refuse, rows_of, shares, want_dtype, want_shape, want_states
 
 __all__ = ['CheckpointPlan', 'checkpoint_plan', 'recurrent_kda']
 
@@ -139,19 +139,13 @@ def recurrent_kda(
         want_dtype(f, 'ssm_state_indices', ssm_state_indices, 'int32')
         if initial_state is None:
             invalid(f, 'ssm_state_indices', 'a pool (initial_state) with it', 'no pool')
-    if initial_state is not None:
-        want_shape(f, 'initial_state', initial_state, (n if ssm_state_indices is None else None, *shape))
-        want_dtype(f, 'initial_state', initial_state, FLOATS)
+    want_states(f, 'initial_state', initial_state, (n if ssm_state_indices is None else None, *shape))
     decode = every == 0 and (call.T == 1 if cu_seqlens is None else tokens == n and (rows.begin is None or rows.begin == list(range(n + 1))))
     states = initial_state
     if states is None and (output_final_state or decode):
         states = zeros(q, (n, *shape), call.io)
     out = new(v, v.shape) if output is None else output
-    want_shape(f, 'output', out, tuple(v.shape))
-    want_dtype(f, 'output', out, call.io)
-    flat = packed(out, strict=True)
-    if not shares(flat, out):
-        refuse(f, 'output of this layout', 'batch and tokens must be one dimension without a copy')
+    flat = flat_output(f, 'output', call, out)
     dtype = 'float32' if states is None else dtype_name(states)
     places = ssm_state_indices if ssm_state_indices is not None else slots(n, q, states is not None)
     if decode:

@@ -1,7 +1,7 @@
 """MoonshotAI's FlashKDA: `flash_kda.fwd` (signature of July 2026)."""
 
 from ..arrays import Array, dtype_name
-from .common import Call, invalid, packed, refuse, rows_of, shares, upload, want_dtype, want_shape
+from .common import Call, flat_output, invalid, refuse, rows_of, shares, upload, want_states
 
 __all__ = ['fwd']
 
@@ -34,14 +34,11 @@ def fwd(
     if not -5.0 <= lower_bound < 0:
         invalid(f, 'lower_bound', 'in [-5, 0)', lower_bound)
     call = Call(f, q, k, v, g, beta, float(scale), 'bounded', lower_bound, True, False, True, A_log, dt_bias)
-    want_shape(f, 'out', out, (call.B, call.T, call.HV, call.V))
-    want_dtype(f, 'out', out, call.io)
+    flat = flat_output(f, 'out', call, out)
     rows = rows_of(call, cu_seqlens)
     n, shape = rows.count, (call.HV, call.V, call.K)
-    for name, x in (('initial_state', initial_state), ('final_state', final_state)):
-        if x is not None:
-            want_shape(f, name, x, (n, *shape))
-            want_dtype(f, name, x, ('float32', 'bfloat16', 'float16'))
+    want_states(f, 'initial_state', initial_state, (n, *shape))
+    want_states(f, 'final_state', final_state, (n, *shape))
     if initial_state is not None and final_state is not None and dtype_name(initial_state) != dtype_name(final_state):
         invalid(f, 'final_state dtype', f"that of initial_state, {dtype_name(initial_state)}", dtype_name(final_state))
     plan = call.plan(call.problem(
@@ -52,7 +49,4 @@ def fwd(
     sizes = (n if initial_state is not None else 0, n if final_state is not None else 0, 0)
     in_place = initial_state is not None and final_state is not None and shares(initial_state, final_state)
     md = upload(call, plan, rows, initial_state is not None, final_state is not None, sizes, shared='states' if in_place else 'none')
-    flat = packed(out, strict=True)
-    if not shares(flat, out):
-        refuse(f, 'out of this layout', 'batch and tokens must be one dimension without a copy')
     call.run_extend(plan, md, flat, states_in=initial_state, states_out=final_state)

@@ -272,8 +272,9 @@ def _fla_arguments(x):
         state_v_first=True, **({} if given else {'A_log': x.A_log, 'dt_bias': x.dt_bias.reshape(-1)}))
 
 
-def fla_extend(torch, chunk_kda, x):
-    arguments = _fla_arguments(x) | dict(safe_gate=x.gate == 'bounded', cu_seqlens=x.cu, cu_seqlens_cpu=x.cu_cpu)
+def fla_extend(torch, chunk_kda, x, graph=False):
+    arguments = _fla_arguments(x) | dict(safe_gate=x.gate == 'bounded', cu_seqlens=x.cu)
+    arguments |= dict(use_graph=True) if graph else dict(cu_seqlens_cpu=x.cu_cpu)
 
     def run():
         with torch.inference_mode():

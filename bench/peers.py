@@ -13,7 +13,7 @@ flash_kda and flashinfer is installed; what is missing or refuses a case is said
 
 A JSON line a result: op, case, impl, figures, machine, driver, revision, versions, command.
 
-  bench/peers.py [--out FILE] [--rounds N] [--filter TEXT] [--op extend|step|accuracy|memory|host] [--every N] [--list]
+  bench/peers.py [--out FILE] [--rounds N] [--filter TEXT] [--op extend|step|accuracy|memory|host] [--every N] [--graph] [--list]
 """
 import argparse
 import importlib
@@ -89,16 +89,17 @@ def copy_rate(torch):
 
 
 class Comparison:
-    def __init__(self, torch, kadence, peers, rounds, every, emit):
-        self.torch, self.kadence, self.peers, self.rounds, self.every, self.emit = torch, kadence, peers, rounds, every, emit
+    def __init__(self, torch, kadence, peers, rounds, every, emit, graph=False):
+        self.torch, self.kadence, self.peers, self.rounds, self.every, self.emit, self.graph = torch, kadence, peers, rounds, every, emit, graph
         self.rate = copy_rate(torch)
 
-    def extend_makers(self, x, every):
+    def extend_makers(self, x, every, graph=False):
         torch = self.torch
         makers = {'kadence': lambda: cases.kadence_extend(torch, self.kadence, x, every)}
         for name, make in (('fla', cases.fla_extend), ('flash_kda', cases.flash_kda_extend), ('flashinfer', cases.flashinfer_extend)):
             if self.peers[name]:
-                makers[name] = lambda name=name, make=make: make(torch, self.peers[name], x)
+                more = {'graph': True} if name == 'fla' and graph else {}
+                makers[name] = lambda name=name, make=make, more=more: make(torch, self.peers[name], x, **more)
         return makers
 
     def tried(self, what, name, f):
@@ -128,12 +129,13 @@ class Comparison:
     def extend(self, case, heads, lengths, gate='bounded'):
         torch, x = self.torch, cases.Inputs(self.torch, heads, lengths, gate=gate)
         runs, notes = {}, {}
-        for name, make in self.extend_makers(x, self.every).items():
+        for name, make in self.extend_makers(x, self.every, self.graph).items():
             def prepare():
                 run, note = make()
                 run()  # compiles, tunes itself
                 (out, state), peak = self.measured(run)
-                return run, note | {'peak_mb': peak / 1e6 + note.get('workspace_mb', 0.0)}
+                timed = as_graph(torch, lambda i: run(), 1) if self.graph else run
+                return timed, note | {'peak_mb': peak / 1e6 + note.get('workspace_mb', 0.0)}
             made = self.tried(f'extend {case}', name, prepare)
             if made:
                 runs[name], notes[name] = made
@@ -141,7 +143,7 @@ class Comparison:
         floor = x.extend_bytes(count) / self.rate
         times = interleaved(torch, runs, self.rounds)
         medians = {name: statistics.median(ms) for name, ms in times.items()}
-        case += '' if gate == 'bounded' else f' {gate}'
+        case += ('' if gate == 'bounded' else f' {gate}') + (' graph' if self.graph else '')
         for name, ms in times.items():
             self.emit({'op': 'extend', 'case': case, 'impl': name, 'ms': medians[name], 'min_ms': min(ms), 'rounds': len(ms), 'floor_ms': floor} | notes[name])
         self.line('extend', case, medians, floor)
@@ -300,6 +302,7 @@ def main():
     parser.add_argument('--filter', default='', help='run the cases whose name contains this')
     parser.add_argument('--op', choices=OPS, action='append')
     parser.add_argument('--every', type=int, default=1024, help='tokens between the checkpoints that Kadence writes in extend; 0 = none')
+    parser.add_argument('--graph', action='store_true', help='extend: time a replayed CUDA graph, which leaves the host out')
     parser.add_argument('--revision', help='what the results are of, where this is no git checkout')
     parser.add_argument('--list', action='store_true', help='name the cases and stop')
     args = parser.parse_args()
@@ -332,7 +335,7 @@ def main():
             sink.write(json.dumps({k: float(f'{v:.5g}') if isinstance(v, float) else v for k, v in row.items()} | common) + '\n')
             sink.flush()
 
-        run = Comparison(torch, kadence, peers, args.rounds, args.every, emit)
+        run = Comparison(torch, kadence, peers, args.rounds, args.every, emit, args.graph)
         common['copy_gb_s'] = round(run.rate / 1e6, 1)
         for op in args.op or OPS:
             for case, sizes in chosen[op].items():

@@ -17,10 +17,10 @@ sources="base/dtype.cc base/error.cc base/log.cc device/cpu_device.cc device/cud
   ops/cuda/sm90/extend_ring/inst/given.cu"
 compile() { nvcc $2 $3 -c "$1" -o "$out/$(echo "$1" | tr / _).o" 2> "$out/$(echo "$1" | tr / _).log" || { cat "$out/$(echo "$1" | tr / _).log"; exit 1; }; }
 export -f compile
-printf '%s\n' $sources bench/cuda/extend_check.cc bench/cuda/extend_bench.cu | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'compile "$@"' _ {} "$arch" "$flags"
+printf '%s\n' $sources bench/cuda/extend_check.cc bench/cuda/extend_check_faults.cc bench/cuda/extend_bench.cu | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'compile "$@"' _ {} "$arch" "$flags"
 cat "$out"/*.log > "$out/ptxas.log"
 objects=$(for s in $sources; do echo "$out/$(echo "$s" | tr / _).o"; done)
-nvcc $arch $objects "$out/bench_cuda_extend_check.cc.o" -o "$out/extend_check" -lgomp -lpthread &
+nvcc $arch $objects "$out"/bench_cuda_extend_check{,_faults}.cc.o -o "$out/extend_check" -lgomp -lpthread &
 nvcc $arch $objects "$out/bench_cuda_extend_bench.cu.o" -o "$out/extend_bench" -lgomp -lpthread
 wait
 if grep -E "C75[0-9][0-9]" "$out/ptxas.log"; then echo "ptxas serialized wgmma"; exit 1; fi

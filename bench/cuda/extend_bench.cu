@@ -1,5 +1,5 @@
 // Times extend on a CUDA device over the table of shapes.
-//   extend_bench [results.jsonl] [filter | name,name,...] [--block TOKENS] [--reps N] [--backend NAME]
+//   extend_bench [results.jsonl] [filter] [--block TOKENS] [--reps N]
 // Random normal inputs (never zeros), fp32 states in and out in place, one fp32 checkpoint every 1,024 tokens unless
 // the line says otherwise. Times are medians of single calls between events, after two warm-up calls.
 #include <cuda_bf16.h>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/cuda/common/check.h"
+#include "ops/cuda/sm90/extend_ring/plan.h"
 #include "ops/kda.h"
 
 namespace kadence::ops {
@@ -77,7 +78,7 @@ double copy_bandwidth(Device& d) {
   return 2.0 * bytes / t[t.size() / 2] / 1e6;  // GB/s
 }
 
-void run_case(const Case& c, const std::string& backend, int block, int reps, double bandwidth, FILE* out) {
+void run_case(const Case& c, int block, int reps, double bandwidth, FILE* out) {
   Device d;
   const int64_t tokens = std::accumulate(c.lengths.begin(), c.lengths.end(), int64_t{0});
   const int64_t n = tokens * c.heads * 128, state = int64_t{c.heads} * 128 * 128;
@@ -99,7 +100,6 @@ void run_case(const Case& c, const std::string& backend, int block, int reps, do
   p.bounds = {static_cast<int32_t>(c.lengths.size()), tokens, static_cast<int32_t>(depth.size())};
   KdaOptions options;
   options.extend_block_tokens = block;
-  options.backend = backend;
   const KdaPlan plan = plan_kda(p, d.stream.info(), options);
 
   auto *q = d.make<__nv_bfloat16>(n), *k = d.make<__nv_bfloat16>(n), *v = d.make<__nv_bfloat16>(n),
@@ -154,28 +154,84 @@ void run_case(const Case& c, const std::string& backend, int block, int reps, do
   const double bytes =
       n * 10.0 + tokens * c.heads * 2.0 + (2.0 * c.lengths.size() + depth.size()) * state * state_bytes;
   const double floor_ms = bytes / bandwidth / 1e6;
-  std::printf("%-34s %9.4f ms (min %.4f)  floor %.4f  x%.2f  %6.1f ns/chunk.head.SM  ws %.1f MB  host %.1f us\n",
-              c.name.c_str(), ms, times[0], floor_ms, ms / floor_ms,
-              ms * 1e6 * d.stream.info().sm_count / (tokens / 32.0 * c.heads), plan.workspace_bytes() / 1e6, host_us);
+  const auto shape = cuda::sm90::extend::choose_shape(p, d.stream.info().sm_count, block);
+  cuda::sm90::extend::Schedule schedule;
+  device::copy_async(&schedule,
+                     static_cast<char*>(a.workspace) + cuda::sm90::extend::layout_workspace(p, shape).schedule,
+                     sizeof schedule, d.stream);
+  d.stream.synchronize();
+  std::printf(
+      "%-28s %9.4f ms (min %.4f) floor %.4f x%.2f %5.0f ns/chunk.head.SM ws %.1f MB host %.1f us; %d scanners of "
+      "%d warpgroups, longest %d chunks\n",
+      c.name.c_str(), ms, times[0], floor_ms, ms / floor_ms,
+      ms * 1e6 * d.stream.info().sm_count / (tokens / 32.0 * c.heads), plan.workspace_bytes() / 1e6, host_us,
+      schedule.scanners, schedule.width, schedule.longest);
   std::fflush(stdout);
   if (out)
     std::fprintf(out,
-                 "{\"case\":\"%s\",\"backend\":\"%s\",\"ms\":%.5f,\"min_ms\":%.5f,\"floor_ms\":%.5f,\"workspace\":%zu,"
-                 "\"host_us\":%.2f,"
+                 "{\"case\":\"%s\",\"ms\":%.5f,\"min_ms\":%.5f,\"floor_ms\":%.5f,\"workspace\":%zu,\"host_us\":%.2f,"
                  "\"block_tokens\":%d,\"reps\":%d}\n",
-                 c.name.c_str(), plan.backend().c_str(), ms, times[0], floor_ms, plan.workspace_bytes(), host_us,
-                 plan.block_tokens(), reps);
+                 c.name.c_str(), ms, times[0], floor_ms, plan.workspace_bytes(), host_us, plan.block_tokens(), reps);
+}
+
+// Host time of a call with 256 rows and 1,024 checkpoints: the same metadata again, and all of it made anew.
+void host_times(FILE* out) {
+  Device d;
+  constexpr int kRows = 256, kCheckpoints = 1024, kHeads = 12, kLength = 256;
+  constexpr int64_t kTokens = int64_t{kRows} * kLength, kWidth = kHeads * 128, kStateSize = kWidth * 128;
+  KdaProblem p;
+  p.H = p.HV = kHeads, p.K = p.V = 128, p.io = p.decay = p.beta = DType::kBF16;
+  p.bounds = {kRows, kTokens, kCheckpoints};
+  KdaPlan plan = plan_kda(p, d.stream.info(), {});
+  std::vector<int64_t> begin{0};
+  std::vector<int32_t> slots, ckpt_begin{0}, depth, ckpt_slot;
+  for (int i = 0; i < kRows; ++i) {
+    begin.push_back(begin.back() + kLength), slots.push_back(i);
+    for (int at = 64; at <= kLength; at += 64)
+      ckpt_slot.push_back(kRows + static_cast<int>(depth.size())), depth.push_back(at);
+    ckpt_begin.push_back(static_cast<int32_t>(depth.size()));
+  }
+  KdaHostMetadata m;
+  m.seq_begin = begin, m.state_in = slots, m.state_out = slots, m.tokens = kTokens;
+  m.ckpt_begin = ckpt_begin, m.ckpt_depth = depth, m.ckpt_slot = ckpt_slot;
+  m.state_in_slots = m.state_out_slots = m.ckpt_slots = kRows + kCheckpoints;
+  auto* x = d.make<__nv_bfloat16>(kTokens * kWidth);
+  fill_bf16<<<1024, 256, 0, d.native()>>>(x, kTokens * kWidth, 1, 1.0f, 0.0f);
+  KdaExtendArgs a;
+  a.q = a.k = a.v = a.decay = {x, kWidth}, a.beta = {x, kHeads};
+  a.out = {d.make<__nv_bfloat16>(kTokens * kWidth), kWidth};
+  a.A_log = d.make<float>(kHeads), a.tokens = kTokens;
+  a.state_in = a.state_out = a.checkpoints = {
+      d.make<float>((kRows + kCheckpoints) * kStateSize), DType::kF32, kRows + kCheckpoints, kStateSize, 1, 0};
+  a.workspace = d.make<char>(static_cast<int64_t>(plan.workspace_bytes()));
+  char* buffer = d.make<char>(static_cast<int64_t>(plan.metadata_bytes()));
+  d.stream.synchronize();
+  for (const bool changed : {false, true}) {
+    std::vector<double> t;
+    for (int i = 0; i < 60; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      if (changed || i == 0) {
+        plan = plan_kda(p, d.stream.info(), {});
+        a.metadata = upload(plan, m, buffer, d.stream);
+      }
+      run_kda(plan, a, d.stream);
+      t.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+      d.stream.synchronize();
+    }
+    std::sort(t.begin(), t.end());
+    const char* name = changed ? "plan, metadata, run" : "run";
+    std::printf("host: %-20s %6.1f us (median of %zu, 256 rows, 1024 checkpoints)\n", name, t[t.size() / 2], t.size());
+    if (out) std::fprintf(out, "{\"case\":\"host %s\",\"host_us\":%.2f}\n", name, t[t.size() / 2]);
+  }
 }
 
 int run(int argc, char** argv) {
-  std::string filter, backend = "auto";
+  std::string filter;
   FILE* out = nullptr;
   int block = 0, reps = 9, positional = 0;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--block"))
       block = std::atoi(argv[++i]);
-    else if (!std::strcmp(argv[i], "--backend"))
-      backend = argv[++i];
     else if (!std::strcmp(argv[i], "--reps"))
       reps = std::atoi(argv[++i]);
     else if (positional++ == 0)
@@ -216,12 +272,9 @@ int run(int argc, char** argv) {
     bandwidth = copy_bandwidth(d);
     std::printf("%s, copy %.0f GB/s\n", d.stream.info().name.c_str(), bandwidth);
   }
-  const auto wanted = [&](const std::string& name) {
-    return filter.find(',') == std::string::npos ? name.find(filter) != std::string::npos
-                                                 : ("," + filter + ",").find("," + name + ",") != std::string::npos;
-  };
   for (const Case& c : cases)
-    if (wanted(c.name)) run_case(c, backend, block, reps, bandwidth, out);
+    if (filter.empty() || c.name.find(filter) != std::string::npos) run_case(c, block, reps, bandwidth, out);
+  if (filter.empty()) host_times(out);
   if (out) std::fclose(out);
   return 0;
 }

@@ -37,15 +37,10 @@ void emulated_extend(const KdaPlan& plan, const KdaExtendArgs& args, device::Str
   }
 }
 
-void emulated_plan(KdaPlan& plan) {
-  cuda::sm80::plan_chunked(plan);
-  plan.device_.sm_count = 2;  // so that small cases scan with three stages, larger ones with two
-}
-
 const KdaBackend kEmulated = {
     {"sm80", device::DeviceKind::kCpu, true, false, false, true, "emulated"},
     no_misses,
-    emulated_plan,
+    cuda::sm80::plan_chunked,
     emulated_extend,
     nullptr,
     nullptr,

@@ -12,8 +12,8 @@ inline constexpr int kChunk = 32;  // tokens; two chunks make a cell of the 64-t
 inline constexpr int kDim = 128;   // K = V
 inline constexpr int kThreads = 128;
 inline constexpr int kPlanThreads = 512;
-// Slots in shared memory of a scanning CTA. Three hide more of a fetch, two leave room for a third CTA on an SM.
-inline constexpr int kFewStages = 2, kManyStages = 3;
+inline constexpr int kStages = 2;     // slots in shared memory of a scanning CTA
+inline constexpr int kCtasPerSm = 2;  // what the registers are dealt for: a third costs spills, see ../README.md
 
 // Factors of one chunk and value head: the same bytes in global and in shared memory.
 struct Slot {
@@ -61,10 +61,7 @@ struct Stage {
   static constexpr int kValues = Slot::kBytes;
   static constexpr int kBytes = Slot::kBytes + 4096;
 };
-inline constexpr int shared_bytes(int stages) {
-  return stages * Stage::kBytes > Prep::kBytes ? stages * Stage::kBytes : Prep::kBytes;
-}
-inline constexpr int kSharedBytes = shared_bytes(kManyStages);
+inline constexpr int kSharedBytes = kStages * Stage::kBytes > Prep::kBytes ? kStages* Stage::kBytes : Prep::kBytes;
 static_assert(kSharedBytes <= 99 * 1024, "sm_89 and sm_120 have no more");
 
 // --- rows and windows ------------------------------------------------------------------------------------------------
@@ -138,7 +135,6 @@ struct WindowParams {
   uint8_t* slots;                 // [2][columns][heads] slots: of even and of odd windows
   float* carry;                   // [2][group][heads] states: after even and after odd windows
   int32_t window;                 // this launch scans window - 1 and prepares window
-  int32_t stages;                 // of scanning CTAs, kFewStages or kManyStages
   int32_t candidates, scan_ctas;  // rows looked at by scanning CTAs; their number: 2 * heads * candidates, or 0
   int32_t prep_ctas;              // heads * columns, or 0
 };

@@ -33,12 +33,8 @@ __device__ __noinline__ void settle_rest(const WindowParams& p, const Header& he
   }
 }
 
-#ifndef KADENCE_SM80_CTAS
-#define KADENCE_SM80_CTAS 3
-#endif
-
 template <class Io, bool kDecayF32>
-__global__ void __launch_bounds__(kThreads, KADENCE_SM80_CTAS) window_kernel(const __grid_constant__ WindowParams p) {
+__global__ void __launch_bounds__(kThreads, kCtasPerSm) window_kernel(const __grid_constant__ WindowParams p) {
   uint8_t* const shared = dynamic_shared();
   const int block = static_cast<int>(blockIdx.x);
   if (block < p.scan_ctas) {

@@ -34,8 +34,7 @@ void run_chunked(const KdaPlan& plan, const KdaExtendArgs& args, device::Stream&
   check_launch("extend rows kernel");
   for (int32_t i = 0; i <= call.windows; ++i) {
     const WindowParams p = call.launch(i);
-    kernel<<<static_cast<unsigned>(p.scan_ctas + p.prep_ctas), kThreads, static_cast<size_t>(shared_bytes(p.stages)),
-             scope.stream()>>>(p);
+    kernel<<<static_cast<unsigned>(p.scan_ctas + p.prep_ctas), kThreads, kSharedBytes, scope.stream()>>>(p);
     check_launch("extend window kernel");
   }
 }

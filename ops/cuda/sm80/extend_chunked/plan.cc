@@ -122,13 +122,6 @@ Call make_call(const KdaPlan& plan, const KdaExtendArgs& a) {
   p.slots = reinterpret_cast<uint8_t*>(base + w.slots), p.carry = reinterpret_cast<float*>(base + w.carry);
   // Rows of a window: those of the groups that it touches.
   p.candidates = static_cast<int32_t>(std::min<int64_t>(a.metadata.rows, int64_t{shape.columns} + 2 * shape.group));
-  // Few chains: what counts is how long one takes.
-  const int64_t chains = std::min<int64_t>(a.metadata.rows, shape.group) * problem.HV;
-#ifdef KADENCE_SM80_STAGES
-  p.stages = KADENCE_SM80_STAGES;
-#else
-  p.stages = 2 * chains <= 2 * plan.device_.sm_count ? kManyStages : kFewStages;
-#endif
   const int64_t chunks = most_chunks(a.metadata.rows, a.tokens);
   call.windows = static_cast<int32_t>(base::ceil_div<int64_t>(chunks, shape.columns));
   return call;

@@ -294,7 +294,7 @@ struct Scanner {
                });
     int next_depth = ckpt < entry.ckpt_end ? p.ckpt_depth[ckpt] : 0;  // 0 = none left
 
-    // Slots are fetched p.stages - 1 chunks ahead; `stop` becomes the first chunk that is not of this window.
+    // Slots are fetched kStages - 1 chunks ahead; `stop` becomes the first chunk that is not of this window.
     const uint8_t* const slots =
         p.slots + (static_cast<int64_t>(window & 1) * p.columns * p.heads + head) * Slot::kBytes;
     int fetch_level = level, fetch_position = position, stop = entry.chunks;
@@ -325,16 +325,13 @@ struct Scanner {
       copy_async_commit();
     };
     Io* const out_at = static_cast<Io*>(p.out) + entry.token * p.out_pitch + value + 4 * c;
-    for (int i = 0; i < p.stages - 1; ++i) fetch(i);
+    for (int i = 0; i < kStages - 1; ++i) fetch(i);
     int stage = 0;
 #pragma unroll 1
     for (; level < stop; ++level) {
-      if (p.stages == kFewStages)
-        copy_async_wait<kFewStages - 2>();
-      else
-        copy_async_wait<kManyStages - 2>();
+      copy_async_wait<kStages - 2>();
       __syncthreads();
-      fetch(stage == 0 ? p.stages - 1 : stage - 1);
+      fetch(stage == 0 ? kStages - 1 : stage - 1);
       uint32_t v[4][2];
       chunk(shared + stage * Stage::kBytes, v);
 #pragma unroll
@@ -346,7 +343,7 @@ struct Scanner {
         store(p.checkpoints, p.ckpt_slot[ckpt]);
         next_depth = ++ckpt < entry.ckpt_end ? p.ckpt_depth[ckpt] : 0;
       }
-      stage = stage + 1 == p.stages ? 0 : stage + 1;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     copy_async_wait<0>();
     if (level == entry.chunks)

@@ -23,7 +23,8 @@ include(${CMAKE_CURRENT_LIST_DIR}/sm80/sm80.cmake OPTIONAL)
 # Everything here that a machine without a GPU can build and run: `cmake --build --preset cuda --target cuda_all`, then the
 # tests whose names begin with cuda_ or kda_sm.
 add_custom_target(cuda_all DEPENDS kadence_ops_kda)
-foreach(target kadence_cuda_other_archs kda_sm90_extend_plan_test cuda_step_plan_test cuda_conv_emulated_test step_check step_time)
+foreach(target kadence_cuda_other_archs kda_sm90_extend_plan_test kda_sm80_extend_plan_test kda_sm80_extend_emulated_test
+        cuda_step_plan_test cuda_conv_emulated_test step_check step_time)
   if(TARGET ${target})
     add_dependencies(cuda_all ${target})
   endif()

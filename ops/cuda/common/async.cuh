@@ -17,6 +17,12 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+// Only if `on`, by a predicate and not a branch.
+__device__ __forceinline__ void mbarrier_arrive_if(bool on, uint32_t bar) {
+  asm volatile("{.reg .pred p;\n setp.ne.u32 p, %1, 0;\n @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar),
+               "r"(static_cast<uint32_t>(on))
+               : "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -64,8 +70,20 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, int byt
                "l"(src), "r"(bytes), "r"(bar)
                : "memory");
 }
-__device__ __forceinline__ void bulk_store(void* dst, uint32_t src, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
+// What the L2 cache should do with lines: give them up late, or first.
+__device__ __forceinline__ uint64_t policy_keep() {
+  uint64_t p;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+__device__ __forceinline__ uint64_t policy_stream() {
+  uint64_t p;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+__device__ __forceinline__ void bulk_store(void* dst, uint32_t src, int bytes, uint64_t policy) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(dst), "r"(src),
+               "r"(bytes), "l"(policy)
                : "memory");
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -82,12 +100,33 @@ __device__ __forceinline__ void bulk_wait() {
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-__device__ __forceinline__ void tensor_load_2d(uint32_t dst, const CUtensorMap* map, int column, int row,
-                                               uint32_t bar) {
+__device__ __forceinline__ void tensor_load_2d(uint32_t dst, const CUtensorMap* map, int column, int row, uint32_t bar,
+                                               uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-          "r"(dst),
-      "l"(map), "r"(column), "r"(row), "r"(bar)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(dst),
+      "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
+      : "memory");
+}
+// Asks for a box to be in the L2 cache.
+__device__ __forceinline__ void tensor_prefetch_2d(const CUtensorMap* map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+               : "memory");
+}
+// Part of a bulk group, like bulk_store.
+__device__ __forceinline__ void tensor_store_2d(const CUtensorMap* map, uint32_t src, int column, int row,
+                                                uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2}], [%3], %4;" ::"l"(map),
+      "r"(column), "r"(row), "r"(src), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_store_3d(const CUtensorMap* map, uint32_t src, int column, int row, int plane,
+                                                uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], %5;" ::"l"(
+          map),
+      "r"(column), "r"(row), "r"(plane), "r"(src), "l"(policy)
       : "memory");
 }
 

@@ -26,6 +26,15 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t a, uint32_t x, uint32
                "r"(z), "r"(w)
                : "memory");
 }
+// Only if `on`, the same for the whole warp, by a predicate and not a branch.
+__device__ __forceinline__ void stmatrix_x4_trans_if(bool on, uint32_t a, uint32_t x, uint32_t y, uint32_t z,
+                                                     uint32_t w) {
+  asm volatile(
+      "{.reg .pred p;\n setp.ne.u32 p, %5, 0;\n @p stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, "
+      "%4};}" ::"r"(a),
+      "r"(x), "r"(y), "r"(z), "r"(w), "r"(static_cast<uint32_t>(on))
+      : "memory");
+}
 __device__ __forceinline__ void mma_bf16(float* d, const uint32_t* a, uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "

@@ -21,13 +21,13 @@ struct Slot {
 };
 
 // --- CTAs ------------------------------------------------------------------------------------------------------------
-// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, warpgroup 3 loads) or prepares (warpgroups 0
-// to 2 compute, warpgroup 3 moves their slots).
+// A CTA either scans (warpgroups 0 and 1 hold one state or one half of it, warpgroup 3 loads and stores) or prepares
+// (warpgroups 0 to 2 compute, warpgroup 3 moves their slots).
 inline constexpr int kThreads = 512;
 inline constexpr int kPrepGroups = 3;
 inline constexpr int kMoveGroup = kPrepGroups;
 inline constexpr int kEntryRegisters = 128;  // a thread, from the launch bounds
-inline constexpr int kScanRegisters = 224, kIdleRegisters = 24, kLoadRegisters = 40;
+inline constexpr int kScanRegisters = 216, kIdleRegisters = 24, kLoadRegisters = 56;
 inline constexpr int kPrepRegisters = 152, kMoveRegisters = 56;
 static_assert(2 * kScanRegisters + kIdleRegisters + kLoadRegisters <= 4 * kEntryRegisters);
 static_assert(kPrepGroups * kPrepRegisters + kMoveRegisters <= 4 * kEntryRegisters);
@@ -37,8 +37,12 @@ inline constexpr int kScanStages = 4;
 struct Scan {
   static constexpr int kValues = Slot::kPadded;  // 32 rows of 128 B: V of 64 value channels; the second half 4096 on
   static constexpr int kStageBytes = Slot::kPadded + 8192;
-  static constexpr int kOut = kScanStages * kStageBytes;  // 1 KB a warp
-  static constexpr int kBytes = kOut + 8 * 1024;
+  static constexpr int kOut = kScanStages * kStageBytes;  // twice: half h at 4096 h, 32 tokens x 64 values
+  // Half h at kStateBytes h: 8 KB tiles of 64 rows x 128 B. An fp32 state passes in two rounds of 64 keys each: twice
+  // the room would leave preparing CTAs too little L1 cache.
+  static constexpr int kState = kOut + 2 * 8192;
+  static constexpr int kStateBytes = 16384;
+  static constexpr int kBytes = kState + 2 * kStateBytes;
 };
 // Of one preparing warpgroup: its slot image first, then temporaries.
 struct Prep {
@@ -66,12 +70,17 @@ inline constexpr int kSharedBarriers =
     kPrepGroups * Prep::kBytes > Scan::kBytes ? kPrepGroups* Prep::kBytes : Scan::kBytes;
 inline constexpr int kPrepBarriers = (kMailSlots + 2) * 8;  // bytes: items announced; image complete; image free
 inline constexpr int kSharedPrepBarriers = kSharedBarriers + 2 * kScanStages * 8;
-inline constexpr int kSharedSchedule = kSharedPrepBarriers + kPrepGroups * kPrepBarriers;
+inline constexpr int kStoreBarriers = 48;  // bytes a half: outputs complete, free (two each); state complete, free
+inline constexpr int kSharedStoreBarriers = kSharedPrepBarriers + kPrepGroups * kPrepBarriers;
+inline constexpr int kNoteBytes = 48;  // two EventNotes, of half h at kNoteBytes h
+inline constexpr int kSharedNotes = kSharedStoreBarriers + 2 * kStoreBarriers;
+inline constexpr int kSharedSchedule = kSharedNotes + 2 * kNoteBytes;
 
 // --- workspace -------------------------------------------------------------------------------------------------------
 inline constexpr int kMaxScanners = 128;
-inline constexpr int kMaxDepth = 48;        // slots of one scanner's ring
-inline constexpr int kMaxRingSlots = 1056;  // 28.7 MB: stays in the L2 cache
+inline constexpr int kMaxDepth = 48;  // slots of one scanner's ring
+// 16 MB: more would be evicted by what streams through the L2 cache, and come back from memory.
+inline constexpr int kMaxRingSlots = 600;
 // Words from a scanner's flags to the next's: whole cache lines, since many CTAs poll them.
 inline constexpr int kReadyPitch = 64, kConsumedPitch = 32;
 static_assert(kMaxDepth <= kReadyPitch);
@@ -88,7 +97,9 @@ struct Span {
   int32_t begin, end;  // tokens
 };
 // What extend_rows decides. An item is a row and a value head, numbered row * heads + head; a chunk of an item is
-// numbered in the same order. A scanner walks a run of items one after another: its stream of chunks.
+// numbered in the same order. A scanner walks a run of chunks, its stream. Where a run begins inside an item, that part
+// closes the stream, and its beginning opens the stream of the scanner before: all scanners have the same load, and
+// the state has time to get from one to the other.
 struct Schedule {
   int32_t rows, spans;
   int32_t scanners;
@@ -97,12 +108,15 @@ struct Schedule {
   int32_t depth;      // slots of a scanner's ring
   int32_t longest;    // chunks of the longest stream
   int32_t pad;
-  int32_t item[kMaxScanners + 1];   // first item of a scanner
-  int32_t chunk[kMaxScanners + 1];  // number of its first chunk
+  int32_t item[kMaxScanners + 1];   // where a scanner's run begins: item,
+  int32_t cut[kMaxScanners + 1];    // chunks of the item that belong to the scanner before,
+  int32_t tail[kMaxScanners + 1];   // and the others if cut > 0, else 0
+  int32_t chunk[kMaxScanners + 1];  // number of the run's first chunk
 };
 // Measured cost of a chunk and head in nanoseconds, for the choice of `scanners` and `width` alone.
-inline constexpr int kCostScanWhole = 1050, kCostScanHalf = 590, kCostPrep = 1950;
+inline constexpr int kCostScanWhole = 900, kCostScanHalf = 545, kCostPrep = 1950;
 inline constexpr int kRowWeight = 6;  // of loading and storing a state, in chunks
+inline constexpr int kMinPiece = 8;   // chunks on each side of a cut
 
 inline constexpr int kSharedBytes =
     kSharedSchedule + static_cast<int>(sizeof(Schedule)) + 1024;  // 1 KB to align the base
@@ -110,7 +124,7 @@ static_assert(kSharedBytes <= 232448);
 
 // Offsets inside the workspace; a function of host facts alone.
 struct Workspace {
-  size_t slots = 0, schedule = 0, rows = 0, spans = 0, ready = 0, consumed = 0, bytes = 0;
+  size_t slots = 0, handoff = 0, schedule = 0, rows = 0, spans = 0, ready = 0, consumed = 0, flags = 0, bytes = 0;
 };
 
 // Host facts of a launch, decided by the plan.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/cuda/sm90/extend_ring/prep.cuh"
-#include "ops/cuda/sm90/extend_ring/scan.cuh"
+#include "ops/cuda/sm90/extend_ring/store.cuh"
 
 namespace kadence::ops::cuda::sm90::extend {
 
@@ -35,8 +35,7 @@ __device__ __forceinline__ Place place_of(const RingParams& p, int rows, int num
 }
 
 // Asks for the initial state of an item, or for one half of it, to be in the L2 cache when its scan begins.
-__device__ __forceinline__ void prefetch_state(const RingParams& p, int row, int head, int half, int width, int l) {
-  const int slot = p.row_info[row].state_in;
+__device__ __forceinline__ void prefetch_state(const RingParams& p, int slot, int head, int half, int width, int l) {
   if (slot < 0) return;
   const int64_t size = p.state_in.dtype == static_cast<int>(DType::kF32) ? 4 : 2;
   const char* state = static_cast<const char*>(p.state_in.base) +
@@ -45,6 +44,7 @@ __device__ __forceinline__ void prefetch_state(const RingParams& p, int row, int
   for (int b = l * 128; b < bytes; b += 32 * 128) prefetch_l2(state + b);
 }
 
+inline constexpr int kValuesAhead = 6;  // chunks
 // --- scanning CTA, warpgroup 3, warp 0: slots and values into the stages ---------------------------------------------
 __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule& c, uint32_t shared, int scanner,
                                             int half, int l) {
@@ -53,36 +53,21 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
   const uint32_t* ready = p.ready + scanner * kReadyPitch;
   const uint8_t* slots = p.slots + static_cast<size_t>(scanner) * depth * Slot::kBytes;
   uint32_t* consumed = p.consumed + scanner * kConsumedPitch + half;
-  const auto publish =
-      [&](uint32_t value) {  // slots that may be overwritten; a whole-state scanner speaks for both halves
-        if (l < width) st_relaxed_gpu(consumed + l, value);
-      };
   int known = 0, slot = 0, stage = 0, phase = 1;  // positions below `known` are ready
-  int item = c.item[scanner], row = item / p.heads, head = item - row * p.heads;
-  int token = 0, left = 0;  // of the current item
+  Pieces pieces(p, c, scanner);
+  Piece piece;
+  bool more = pieces.next(piece);
+  int token = 0, column = 0, left = 0;  // of the piece
+  const uint64_t stream = policy_stream();
 #ifdef KADENCE_DEBUG_WAITS
   int polls = 0;
 #endif
 #pragma unroll 1
   for (int at = 0; at < end; ++at) {
-    while (left == 0) {  // the next item that has tokens; the first time, this one
-      if (at > 0 && ++head == p.heads) head = 0, ++row;
-      token = p.row_info[row].token, left = (p.row_info[row].len + kChunk - 1) / kChunk;
-      if (left == 0) head = p.heads - 1;  // no head of an empty row has any
-      if (left == 0 && at == 0) head = 0, ++row;
-      if (left > 0) {
-        const int next_head = head + 1 == p.heads ? 0 : head + 1, next_row = next_head ? row : row + 1;
-        if (next_row * p.heads + next_head < c.item[scanner + 1])
-          prefetch_state(p, next_row, next_head, half, width, l);
-      }
-    }
-    if (at >= kScanStages) {
-      // A slot's place in the ring is free once it has been read into its stage.
-      const int before = stage == 0 ? kScanStages - 1 : stage - 1;
-      const bool arrived = mbarrier_test_wait(full + before * 8, before > stage ? phase : phase ^ 1);
-      if (arrived) publish(at);
-      mbarrier_wait(empty + stage * 8, phase);
-      if (!arrived) publish(at - kScanStages + 1);
+    while (left == 0 && more) {  // the next piece that has chunks
+      token = piece.row.token + piece.begin * kChunk, left = piece.count(), column = piece.head * kDim + half * 64;
+      more = pieces.next(piece);
+      if (more && piece.begin == 0) prefetch_state(p, piece.row.state_in, piece.head, half, width, l);
     }
     if (kProbe != 2 && known == at) {
       do {
@@ -90,7 +75,8 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
         const bool hit =
             l < depth && ld_acquire_gpu(ready + (in >= depth ? in - depth : in)) >= static_cast<uint32_t>(at + l + 1);
         const uint32_t missing = ~__ballot_sync(~0u, hit);
-        known += missing ? __ffs(missing) - 1 : 32;
+        // The shuffle tells the compiler that all lanes agree, here and in what follows.
+        known = __shfl_sync(~0u, known + (missing ? __ffs(missing) - 1 : 32), 0);
 #ifdef KADENCE_DEBUG_WAITS
         if (++polls > (1 << 24)) __trap();
 #endif
@@ -99,13 +85,22 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
       __syncwarp();  // lane 0 issues what the other lanes saw
       fence_proxy_async_global();
     }
+    if (at >= kScanStages) mbarrier_wait(empty + stage * 8, phase);
     if (l == 0) {
       const uint32_t at_stage = shared + stage * Scan::kStageBytes, bar = full + stage * 8;
       mbarrier_arrive_expect_tx(bar, Slot::kBytes + width * 4096);
       bulk_load(at_stage, slots + static_cast<size_t>(slot) * Slot::kBytes, Slot::kBytes, bar);
-      tensor_load_2d(at_stage + Scan::kValues, &p.values, head * kDim + half * 64, token, bar);
-      if (width == 2) tensor_load_2d(at_stage + Scan::kValues + 4096, &p.values, head * kDim + 64, token, bar);
+      tensor_load_2d(at_stage + Scan::kValues, &p.values, column, token, bar, stream);
+      if (width == 2) tensor_load_2d(at_stage + Scan::kValues + 4096, &p.values, column + 64, token, bar, stream);
+      // Values come from far away: they are asked for before their stage is free.
+      if (left > kValuesAhead) {
+        tensor_prefetch_2d(&p.values, column, token + kValuesAhead * kChunk);
+        if (width == 2) tensor_prefetch_2d(&p.values, column + 64, token + kValuesAhead * kChunk);
+      }
     }
+    // A slot's place in the ring is free once it has been read into its stage. The stage that has just been freed was
+    // that of chunk at - kScanStages, whose scan has used the next chunk's, too.
+    if (l < width && at > kScanStages) st_relaxed_gpu(consumed + l, at - kScanStages + 2);
     __syncwarp();
     token += kChunk, --left;
     if (++slot == depth) slot = 0;
@@ -117,17 +112,27 @@ __device__ __forceinline__ void load_stages(const RingParams& p, const Schedule&
 __device__ __forceinline__ void scan_items(const RingParams& p, const Schedule& c, uint32_t shared, int scanner,
                                            int half, int tid) {
   Scanner scan(p, shared, tid);
-  const int first = c.item[scanner], last = c.item[scanner + 1];
-  int row = first / p.heads, head = first - row * p.heads;
+  Pieces pieces(p, c, scanner);
+  Piece piece;
 #pragma unroll 1
-  for (int item = first; item < last; ++item) {
-    const RowInfo info = p.row_info[row];
-    if (info.len == 0)
-      scan.copy_state(info, head, half);
+  while (pieces.next(piece)) {
+    if (piece.row.len == 0)
+      scan.copy_state(piece.row, piece.head, half);
     else
-      scan.scan_row(info, head, half);
-    if (++head == p.heads) head = 0, ++row;
+      scan.scan_piece(piece, half);
   }
+}
+
+// --- scanning CTA, warpgroup 3, warps 1 and 2 ------------------------------------------------------------------------
+__device__ __forceinline__ void store_items(const RingParams& p, const Schedule& c, uint32_t shared, EventNote* notes,
+                                            int scanner, int place, int half, int l) {
+  Storer storer(p, c, shared, notes, scanner, place, half, l);
+  Pieces pieces(p, c, scanner);
+  Piece piece;
+#pragma unroll 1
+  while (pieces.next(piece))
+    if (piece.count() > 0) storer.store_piece(piece);
+  storer.finish();
 }
 
 // --- preparing CTA, warpgroups 0 to 2 --------------------------------------------------------------------------------
@@ -208,7 +213,7 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
   const auto announce = [&](int turn) {
     Place place;
     if (ahead.at < c.longest) {
-      place = place_of(p, c.rows, c.chunk[ahead.scanner] + ahead.at, l);
+      place = place_of(p, c.rows, chunk_number(c, ahead.scanner, ahead.at), l);
       advance(ahead);
     }
     const ChunkInputs in = inputs_of<kDecayF32>(p, place.head, place.token, place.count);
@@ -242,7 +247,8 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
 #endif
       }
       fence_proxy_async_global();
-      bulk_store(p.slots + static_cast<size_t>(now.scanner * depth + slot) * Slot::kBytes, base, Slot::kBytes);
+      bulk_store(p.slots + static_cast<size_t>(now.scanner * depth + slot) * Slot::kBytes, base, Slot::kBytes,
+                 policy_keep());
       bulk_commit();
       bulk_wait_read<0>();
       mbarrier_arrive(bars.free);
@@ -270,6 +276,11 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       mbarrier_init(shared + kSharedBarriers + i * 8, 1);
       mbarrier_init(shared + kSharedBarriers + (kScanStages + i) * 8, 4 * c.width);
     }
+    for (int h = 0; h < 2; ++h) {
+      const StoreBarriers bars(shared, h);
+      for (int i = 0; i < 2; ++i) mbarrier_init(bars.out_full + i * 8, 4), mbarrier_init(bars.out_free + i * 8, 1);
+      mbarrier_init(bars.state_full, 4), mbarrier_init(bars.state_free, 1);
+    }
     for (int g = 0; g < kPrepGroups; ++g) {
       const PrepBarriers bars(shared, g);
       for (int i = 0; i < kMailSlots; ++i) mbarrier_init(bars.announced + i * 8, 1);
@@ -288,8 +299,12 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       setmaxnreg_dec<kIdleRegisters>();
     } else {
       setmaxnreg_dec<kLoadRegisters>();
-      if (kProbe != 1 && (tid >> 5) == 4 * kMoveGroup)
-        load_stages(p, c, shared, scanner, c.width == 2 ? 0 : cta & 1, tid & 31);
+      const int warp = (tid >> 5) & 3, first = c.width == 2 ? 0 : cta & 1;
+      if (kProbe != 1 && warp == 0)
+        load_stages(p, c, shared, scanner, first, tid & 31);
+      else if (kProbe != 1 && warp <= c.width)
+        store_items(p, c, shared, reinterpret_cast<EventNote*>(aligned + kSharedNotes) + 2 * (warp - 1), scanner,
+                    warp - 1, first + warp - 1, tid & 31);
     }
   } else {
     const int ctas = static_cast<int>(gridDim.x) - c.scan_ctas, index = cta - c.scan_ctas;

@@ -76,11 +76,13 @@ Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
     return offset;
   };
   w.slots = place(static_cast<size_t>(shape.ring_slots) * Slot::kBytes);
+  w.handoff = place((static_cast<size_t>(shape.max_scanners) + 1) * kDim * kDim * sizeof(float));
   w.schedule = place(sizeof(Schedule));
   w.rows = place(rows * sizeof(RowInfo));
   w.spans = place((rows + 1) * sizeof(Span));
   w.ready = place(static_cast<size_t>(shape.max_scanners) * kReadyPitch * sizeof(uint32_t));
   w.consumed = place(static_cast<size_t>(shape.max_scanners) * kConsumedPitch * sizeof(uint32_t));
+  w.flags = place((static_cast<size_t>(shape.max_scanners) + 1) * 2 * sizeof(uint32_t));
   w.bytes = at;
   return w;
 }
@@ -118,10 +120,15 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
   rows.spans = reinterpret_cast<Span*>(base + w.spans);
   rows.ready = reinterpret_cast<uint32_t*>(base + w.ready);
   rows.consumed = reinterpret_cast<uint32_t*>(base + w.consumed);
+  rows.handoff_flags = reinterpret_cast<uint32_t*>(base + w.flags);
   launch_rows(rows, stream);
 
   RingParams ring{};
-  if (a.tokens > 0) ring.values = encode_bf16_map(a.v.data, a.tokens, int64_t{problem.HV} * kDim, a.v.pitch, kChunk);
+  const int64_t width = int64_t{problem.HV} * kDim;
+  if (a.tokens > 0) {
+    ring.values = encode_bf16_map(a.v.data, a.tokens, width, a.v.pitch, kChunk);
+    ring.out_map = encode_bf16_map(a.out.data, a.tokens, width, a.out.pitch, kChunk);
+  }
   ring.q = a.q.data, ring.k = a.k.data, ring.decay = a.decay.data, ring.beta = a.beta.data;
   ring.q_pitch = a.q.pitch, ring.k_pitch = a.k.pitch, ring.decay_pitch = a.decay.pitch, ring.beta_pitch = a.beta.pitch;
   ring.out = a.out.data, ring.out_pitch = a.out.pitch;
@@ -136,6 +143,15 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
                      static_cast<int32_t>(v.dtype)};
   };
   ring.state_in = pool(a.state_in), ring.state_out = pool(a.state_out), ring.checkpoints = pool(a.checkpoints);
+  const auto map = [&](const StatePool& pool) {
+    return pool.slots > 0 && pool.base
+               ? encode_state_map(pool.base, pool.dtype != static_cast<int>(DType::kF32), pool.slots, width, pool.pitch)
+               : CUtensorMap{};
+  };
+  ring.state_out_map = map(ring.state_out), ring.checkpoint_map = map(ring.checkpoints);
+  ring.handoff = {base + w.handoff, kDim * kDim, shape.max_scanners + 1, static_cast<int32_t>(DType::kF32)};
+  ring.handoff_map = encode_state_map(ring.handoff.base, false, ring.handoff.slots, kDim, kDim * kDim);
+  ring.handoff_flags = rows.handoff_flags;
   ring.ckpt_depth = a.metadata.ckpt_depth, ring.ckpt_slot = a.metadata.ckpt_slot;
   ring.schedule = rows.schedule, ring.row_info = rows.row_info, ring.spans = rows.spans;
   ring.ready = rows.ready, ring.consumed = rows.consumed;

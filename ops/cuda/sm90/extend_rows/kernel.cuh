@@ -5,12 +5,14 @@
 #include <climits>
 
 #include "ops/cuda/common/status.cuh"
+#include "ops/cuda/sm90/extend_ring/deal.h"
 #include "ops/cuda/sm90/extend_ring/params.h"
 #include "ops/kda_layout.h"
 
 namespace kadence::ops::cuda::sm90::extend {
 
 inline constexpr int kRowThreads = 1024;
+static_assert(kMaxScanners < kRowThreads);
 
 struct RowSums {
   int32_t rows, chunks, weight;
@@ -88,6 +90,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
   if (tid == 0) span_count = 0;
   for (int i = tid; i < p.shape.max_scanners * kReadyPitch; i += kRowThreads) p.ready[i] = 0;
   for (int i = tid; i < p.shape.max_scanners * kConsumedPitch; i += kRowThreads) p.consumed[i] = 0;
+  for (int i = tid; i < (p.shape.max_scanners + 1) * 2; i += kRowThreads) p.handoff_flags[i] = 0;
 
   // Orderly metadata is judged in parallel; offsets or lists that step back are walked row by row.
   bool orderly = true;
@@ -172,58 +175,27 @@ __global__ void __launch_bounds__(kRowThreads, 1) rows_kernel(const __grid_const
     add_span(last, p.tokens);
   }
 
-  // Pass 3: how many scanners, then their runs of items of about equal weight.
+  // Pass 3: how many scanners, then their runs of equal weight.
   __shared__ int heaviest, best_cost, best_choice;
   if (tid == 0) heaviest = 0, best_cost = INT_MAX, best_choice = INT_MAX;
   __syncthreads();
-  const int heads = p.shape.heads;
-  const auto weight_of = [&](int k) { return (p.row_info[k].len + kChunk - 1) / kChunk + kRowWeight; };
-  for (int k = tid; k < base.rows; k += kRowThreads) atomicMax(&heaviest, weight_of(k));
+  RowTable table{p.row_info, base.rows, p.shape.heads, base.chunks, base.weight, 0};
+  for (int k = tid; k < base.rows; k += kRowThreads) atomicMax(&heaviest, table.weight_of(k));
   __syncthreads();
-  const int64_t items = static_cast<int64_t>(base.rows) * heads, all = static_cast<int64_t>(base.weight) * heads,
-                chunks = static_cast<int64_t>(base.chunks) * heads;
-  // Choice 2 n + 1: n scanners of whole states; 2 n: of two halves. Its cost in microseconds is that of the slower
-  // side, and a little of the other's. Items cannot be cut: of equal ones some scanner gets ceil(items / n).
-  const bool equal = items * heaviest == all;
-  const auto cost_of = [&](int choice) {
-    const int n = choice >> 1, whole = choice & 1, left = p.shape.ctas - (whole ? n : 2 * n);
-    if (n > items || left < 1 || kPrepGroups * left < n) return INT_MAX;
-    const int64_t most = (items + n - 1) / n * heaviest, load = equal ? most : min(most, all / n + heaviest / 2);
-    const int64_t scan = load * (whole ? kCostScanWhole : kCostScanHalf), prep = chunks * kCostPrep / left;
-    return static_cast<int>(min((max(scan, prep) + min(scan, prep) / 8) / 1000, static_cast<int64_t>(INT_MAX - 1)));
-  };
+  table.heaviest = heaviest;
   for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads)
-    atomicMin(&best_cost, cost_of(choice));
+    atomicMin(&best_cost, cost_of(table, p.shape.ctas, choice));
   __syncthreads();
   for (int choice = 2 + tid; choice < 2 * p.shape.max_scanners + 2; choice += kRowThreads)
-    if (cost_of(choice) == best_cost) atomicMin(&best_choice, choice);
+    if (cost_of(table, p.shape.ctas, choice) == best_cost) atomicMin(&best_choice, choice);
   __syncthreads();
-  const int scanners = base.rows > 0 ? best_choice >> 1 : 0, width = best_choice & 1 ? 2 : 1;
-  // Scanner s begins with the first item whose middle lies at or past s / scanners of the weight.
-  for (int s = tid; s <= scanners; s += kRowThreads) {
-    int row = base.rows, head = 0;
-    if (s == 0) {
-      row = 0;
-    } else if (s < scanners) {
-      const int64_t target = 2 * s * all;  // against (2 before + own) * scanners
-      int lo = 0, hi = base.rows - 1;      // the last row whose first item is short of it
-      while (lo < hi) {
-        const int mid = (lo + hi + 1) >> 1;
-        if ((2 * static_cast<int64_t>(p.row_info[mid].weight) * heads + weight_of(mid)) * scanners < target)
-          lo = mid;
-        else
-          hi = mid - 1;
-      }
-      row = lo;
-      const int64_t own = weight_of(row), before = 2 * static_cast<int64_t>(p.row_info[row].weight) * heads + own;
-      const int64_t missing = target - before * scanners, gain = 2 * own * scanners;
-      head = missing <= 0 ? 0 : static_cast<int>(min((missing + gain - 1) / gain, static_cast<int64_t>(heads)));
-      if (head == heads) head = 0, ++row;
-    }
-    schedule.item[s] = row * heads + head;
-    const int own = row < base.rows ? (p.row_info[row].len + kChunk - 1) / kChunk : 0;
-    schedule.chunk[s] = (row < base.rows ? p.row_info[row].chunk : base.chunks) * heads + head * own;
-  }
+  const int64_t load = base.rows > 0 ? table.load_of(best_choice >> 1) : 1;
+  const int scanners = static_cast<int>((table.all() + load - 1) / load), width = best_choice & 1 ? 2 : 1;
+  for (int s = tid; s <= scanners; s += kRowThreads) deal(schedule, table, s, scanners, load);
+  __syncthreads();
+  const bool drop = tid > 0 && tid < scanners && !cut_fits(schedule, tid);
+  __syncthreads();
+  if (drop) drop_cut(schedule, table, tid);
   __syncthreads();
   if (tid == 0) {
     int longest = 0;

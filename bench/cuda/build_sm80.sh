@@ -7,7 +7,7 @@ out=$1; shift
 mkdir -p "$out"
 export out
 arch="-gencode=arch=compute_80,code=${ARCH:-sm_90}"
-flags="-std=c++20 -O3 -I. -DKADENCE_CUDA=1 --expt-relaxed-constexpr -diag-suppress 177 -lineinfo -Xptxas=-v -Xcompiler=-ffp-contract=off,-fopenmp,-O2 $*"
+flags="-std=c++20 -O3 -I. -DKADENCE_CUDA=1 -DKADENCE_BENCH_PORTABLE --expt-relaxed-constexpr -diag-suppress 177 -lineinfo -Xptxas=-v -Xcompiler=-ffp-contract=off,-fopenmp,-O2 $*"
 sources="base/dtype.cc base/error.cc base/log.cc device/cpu_device.cc device/cuda_device.cc
   ops/kda_plan.cc ops/kda_metadata.cc ops/kda_run.cc
   ops/testing/compare.cc ops/testing/guarded.cc ops/testing/kda_batch.cc ops/testing/kda_conformance.cc ops/testing/kda_inputs.cc
@@ -16,12 +16,10 @@ sources="base/dtype.cc base/error.cc base/log.cc device/cpu_device.cc device/cud
   ops/cuda/sm80/extend_chunked/inst/bf16.cu ops/cuda/sm80/extend_chunked/inst/f16.cu ops/cuda/sm80/extend_recurrent/launch.cu"
 compile() {
   local o="$out/$(echo "$1" | tr / _)"
-  [ "$o.o" -nt "$1" ] && [ -z "${FRESH:-}" ] && [[ $1 != *sm80* ]] && return
   nvcc $2 $3 -c "$1" -o "$o.o" 2> "$o.log" || { cat "$o.log"; exit 1; }
 }
 export -f compile
-printf '%s\n' $sources bench/cuda/extend_check.cc bench/cuda/extend_bench.cu | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'compile "$@"' _ {} "$arch" "$flags"
+printf '%s\n' $sources bench/cuda/extend_check.cc bench/cuda/extend_check_faults.cc bench/cuda/extend_bench.cu | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'compile "$@"' _ {} "$arch" "$flags"
 objects=$(for s in $sources; do echo "$out/$(echo "$s" | tr / _).o"; done)
-for program in extend_check.cc extend_bench.cu; do
-  nvcc $arch $objects "$out/bench_cuda_$program.o" -o "$out/${program%.*}" -lgomp -lpthread
-done
+nvcc $arch $objects "$out"/bench_cuda_extend_check{,_faults}.cc.o -o "$out/extend_check" -lgomp -lpthread
+nvcc $arch $objects "$out/bench_cuda_extend_bench.cu.o" -o "$out/extend_bench" -lgomp -lpthread

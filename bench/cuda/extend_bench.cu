@@ -1,5 +1,5 @@
 // Times extend on a CUDA device over the table of shapes.
-//   extend_bench [results.jsonl] [filter] [--block TOKENS] [--reps N]
+//   extend_bench [results.jsonl] [filter] [--block TOKENS] [--reps N] [--backend NAME]
 // Random normal inputs (never zeros), fp32 states in and out in place, one fp32 checkpoint every 1,024 tokens unless
 // the line says otherwise. Times are medians of single calls between events, after two warm-up calls.
 #include <cuda_bf16.h>
@@ -22,6 +22,8 @@ namespace kadence::ops {
 namespace {
 
 using cuda::check;
+
+std::string backend = "auto";
 
 __device__ float normal(uint64_t i, uint32_t seed) {
   uint64_t x = i * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
@@ -99,7 +101,7 @@ void run_case(const Case& c, int block, int reps, double bandwidth, FILE* out) {
   for (size_t i = 0; i < depth.size(); ++i) ckpt_slot.push_back(static_cast<int32_t>(c.lengths.size() + i));
   p.bounds = {static_cast<int32_t>(c.lengths.size()), tokens, static_cast<int32_t>(depth.size())};
   KdaOptions options;
-  options.extend_block_tokens = block;
+  options.extend_block_tokens = block, options.backend = backend;
   const KdaPlan plan = plan_kda(p, d.stream.info(), options);
 
   auto *q = d.make<__nv_bfloat16>(n), *k = d.make<__nv_bfloat16>(n), *v = d.make<__nv_bfloat16>(n),
@@ -154,24 +156,30 @@ void run_case(const Case& c, int block, int reps, double bandwidth, FILE* out) {
   const double bytes =
       n * 10.0 + tokens * c.heads * 2.0 + (2.0 * c.lengths.size() + depth.size()) * state * state_bytes;
   const double floor_ms = bytes / bandwidth / 1e6;
-  const auto shape = cuda::sm90::extend::choose_shape(p, d.stream.info().sm_count, block);
-  cuda::sm90::extend::Schedule schedule;
-  device::copy_async(&schedule,
-                     static_cast<char*>(a.workspace) + cuda::sm90::extend::layout_workspace(p, shape).schedule,
-                     sizeof schedule, d.stream);
-  d.stream.synchronize();
-  std::printf(
-      "%-28s %9.4f ms (min %.4f) floor %.4f x%.2f %5.0f ns/chunk.head.SM ws %.1f MB host %.1f us; %d scanners of "
-      "%d warpgroups, longest %d chunks\n",
-      c.name.c_str(), ms, times[0], floor_ms, ms / floor_ms,
-      ms * 1e6 * d.stream.info().sm_count / (tokens / 32.0 * c.heads), plan.workspace_bytes() / 1e6, host_us,
-      schedule.scanners, schedule.width, schedule.longest);
+  std::printf("%-28s %9.4f ms (min %.4f) floor %.4f x%.2f %5.0f ns/chunk.head.SM ws %.1f MB host %.1f us",
+              c.name.c_str(), ms, times[0], floor_ms, ms / floor_ms,
+              ms * 1e6 * d.stream.info().sm_count / (tokens / 32.0 * c.heads), plan.workspace_bytes() / 1e6, host_us);
+#ifndef KADENCE_BENCH_PORTABLE
+  if (plan.backend() == "sm90") {
+    const auto shape = cuda::sm90::extend::choose_shape(p, d.stream.info().sm_count, block);
+    cuda::sm90::extend::Schedule schedule;
+    device::copy_async(&schedule,
+                       static_cast<char*>(a.workspace) + cuda::sm90::extend::layout_workspace(p, shape).schedule,
+                       sizeof schedule, d.stream);
+    d.stream.synchronize();
+    std::printf("; %d scanners of %d warpgroups, longest %d chunks", schedule.scanners, schedule.width,
+                schedule.longest);
+  }
+#endif
+  std::printf("\n");
   std::fflush(stdout);
   if (out)
     std::fprintf(out,
-                 "{\"case\":\"%s\",\"ms\":%.5f,\"min_ms\":%.5f,\"floor_ms\":%.5f,\"workspace\":%zu,\"host_us\":%.2f,"
+                 "{\"case\":\"%s\",\"backend\":\"%s\",\"ms\":%.5f,\"min_ms\":%.5f,\"floor_ms\":%.5f,\"workspace\":%zu,"
+                 "\"host_us\":%.2f,"
                  "\"block_tokens\":%d,\"reps\":%d}\n",
-                 c.name.c_str(), ms, times[0], floor_ms, plan.workspace_bytes(), host_us, plan.block_tokens(), reps);
+                 c.name.c_str(), plan.backend().c_str(), ms, times[0], floor_ms, plan.workspace_bytes(), host_us,
+                 plan.block_tokens(), reps);
 }
 
 // Host time of a call with 256 rows and 1,024 checkpoints: the same metadata again, and all of it made anew.
@@ -232,6 +240,8 @@ int run(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--block"))
       block = std::atoi(argv[++i]);
+    else if (!std::strcmp(argv[i], "--backend"))
+      backend = argv[++i];
     else if (!std::strcmp(argv[i], "--reps"))
       reps = std::atoi(argv[++i]);
     else if (positional++ == 0)
@@ -273,7 +283,9 @@ int run(int argc, char** argv) {
     std::printf("%s, copy %.0f GB/s\n", d.stream.info().name.c_str(), bandwidth);
   }
   for (const Case& c : cases)
-    if (filter.empty() || c.name.find(filter) != std::string::npos) run_case(c, block, reps, bandwidth, out);
+    if (filter.find(',') == std::string::npos ? c.name.find(filter) != std::string::npos
+                                              : ("," + filter + ",").find("," + c.name + ",") != std::string::npos)
+      run_case(c, block, reps, bandwidth, out);
   if (filter.empty()) host_times(out);
   if (out) std::fclose(out);
   return 0;

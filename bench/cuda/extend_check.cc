@@ -1,5 +1,5 @@
 // Correctness of extend on a CUDA device: the conformance table against float64, then what must hold to the bit.
-//   extend_check [all | quick | bits | graph | faults | repeat N]
+//   extend_check [all | quick | bits | graph | faults | repeat N] [--backend NAME]
 #include "bench/cuda/extend_check.h"
 
 #include <cuda_runtime.h>
@@ -21,7 +21,6 @@
 namespace kadence::ops::testing {
 namespace {
 
-constexpr const char* kBackend = "sm90";
 int failures = 0;
 
 }  // namespace
@@ -36,13 +35,13 @@ void report(const std::string& name, const std::vector<std::string>& faults) {
 namespace {
 
 void conformance(device::Stream& stream, const char* title, const std::vector<KdaCase>& cases, bool verbose) {
-  const KdaLimits limits = limits_of(kBackend);
+  const KdaLimits limits = limits_of(backend);
   Measured worst;
   const int before = failures;
   const auto start = std::chrono::steady_clock::now();
   for (const KdaCase& c : cases) {
     Measured m;
-    report(c.name, check_case(stream, kBackend, c, limits, &m));
+    report(c.name, check_case(stream, backend, c, limits, &m));
     if (verbose)
       std::printf("%-44s out %.2e state %.2e checkpoint %.2e\n", c.name.c_str(), m.out, m.state, m.checkpoint);
     worst.out = std::fmax(worst.out, m.out), worst.state = std::fmax(worst.state, m.state),
@@ -69,7 +68,7 @@ void bits(device::Stream& stream) {
       for (KdaRowData& r : data)
         for (int32_t d = 64; d <= r.len; d += 64) r.checkpoints.push_back(d);
       BatchLayout layout;
-      layout.options.backend = kBackend;
+      layout.options.backend = backend;
       std::vector<const KdaRowData*> all;
       for (const KdaRowData& r : data) all.push_back(&r);
       const BatchResult batch = run_extend(stream, p, w, all, layout);
@@ -118,7 +117,7 @@ void repeat(device::Stream& stream, int times) {
   std::vector<const KdaRowData*> all;
   for (const KdaRowData& r : data) all.push_back(&r);
   BatchLayout layout;
-  layout.options.backend = kBackend;
+  layout.options.backend = backend;
   const BatchResult first = run_extend(stream, p, w, all, layout);
   int different = 0;
   for (int i = 0; i < times; ++i) different += !(run_extend(stream, p, w, all, layout).rows == first.rows);
@@ -135,7 +134,7 @@ void graph(device::Stream& stream) {
   const int64_t tokens = 600, width = p.HV * 128, state = p.HV * 128 * 128, slots = 24;
   p.bounds = {5, tokens, 16};
   KdaOptions options;
-  options.backend = kBackend;
+  options.backend = backend;
   const KdaPlan plan = plan_kda(p, stream.info(), options);
   base::Rng rng(5);
   const auto random = [&](int64_t n, float scale) {
@@ -220,9 +219,12 @@ void graph(device::Stream& stream) {
 }
 
 int run(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; ++i)
+    if (!std::strcmp(argv[i], "--backend")) backend = argv[i + 1], argc = i;
   const std::string mode = argc > 1 ? argv[1] : "all";
   device::Stream stream = device::Stream::cuda(0);
-  const KdaLimits limits = limits_of(kBackend);
+  KdaLimits limits = limits_of(backend);
+  if (backend != "sm90") limits.io.push_back(DType::kF16);
   if (mode == "quick") {
     std::vector<KdaCase> some;
     const std::vector<KdaCase> all = family_cases(limits);

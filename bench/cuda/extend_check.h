@@ -8,6 +8,9 @@
 
 namespace kadence::ops::testing {
 
+// What is checked; --backend NAME.
+inline std::string backend = "sm90";
+
 // Counts a failure if there are faults, and prints the first of them.
 void report(const std::string& name, const std::vector<std::string>& faults);
 

@@ -36,7 +36,7 @@ class Bench {
     p.H = p.HV = 2, p.K = p.V = 128, p.io = p.decay = p.beta = DType::kBF16;
     p.bounds = {4, kTokens, 6};
     KdaOptions options;
-    options.backend = "sm90";
+    options.backend = backend;
     plan_ = plan_kda(p, stream.info(), options);
     base::Rng rng(7);
     const auto random = [&](int64_t n) {

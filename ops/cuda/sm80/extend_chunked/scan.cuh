@@ -34,7 +34,7 @@ struct Scanner {
   float s[16][4];
   int scale = 0;
 
-  __device__ Scanner(const WindowParams& params, uint8_t* shared_base, int value_head, int half)
+  __device__ Scanner(const WindowParams& params, uint8_t* shared_base, int value_head, int which)
       : p(params),
         shared(shared_base),
         head(value_head),
@@ -42,7 +42,7 @@ struct Scanner {
         l(static_cast<int>(threadIdx.x) & 31),
         r(l >> 2),
         c(l & 3),
-        value(static_cast<int64_t>(head) * kDim + half * 64 + w * 16) {}
+        value(static_cast<int64_t>(head) * kDim + which * 64 + w * 16) {}
 
   // --- the state in memory -------------------------------------------------------------------------------------------
   // f(element offset, tile) for the two rows and four blocks of keys of this lane: 8 elements from the offset on.

@@ -176,11 +176,15 @@ TEST(ScoreAnswer, FieldsInOrder) {
   out.output_ids = {3};
   out.output_logprobs = {-1};
   EXPECT_EQ(
-      one_line(score_answer(out)),
+      one_line(score_answer(out, false)),
       R"({"logprobs":[-0.1,-2.5],"cached_tokens":64,"prefill_ms":500.0,"output_ids":[3],"output_logprobs":[-1.0]})");
+  EXPECT_EQ(score_answer(out, true)["finish_reason"], "length");
+  out.reason = engine::FinishReason::kStop;
+  EXPECT_EQ(score_answer(out, true)["finish_reason"], "stop");
+  EXPECT_EQ(score_answer(out, true).size(), score_answer(out, false).size() + 1);
   out.reason = engine::FinishReason::kError;
   out.error = "pools are too small";
-  EXPECT_EQ(one_line(score_answer(out)), R"({"error":"pools are too small"})");
+  EXPECT_EQ(one_line(score_answer(out, true)), R"({"error":"pools are too small"})");
   EXPECT_EQ(one_line(score_error("bytes \xff")), "{\"error\":\"bytes \xef\xbf\xbd\"}");
 }
 

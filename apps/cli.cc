@@ -41,13 +41,20 @@ int complain(const std::string& message, int status) {
   return status;
 }
 
+// `status`, unless what was printed did not arrive.
+int flushed(int status) {
+  std::cout.flush();
+  return std::cout ? status : complain("standard output could not be written", kFailed);
+}
+
 }  // namespace
 
 int run_cli(int argc, const char* const* argv) {
   CLI::App app{
       "Kadence serves language models built on Kimi Delta Attention, with a prefix cache that gives the cold run's "
       "bits.\n"
-      "Exit status: 0 = everything held, 1 = something failed (said on stderr), 2 = wrong flags.",
+      "Exit status: 0 = everything held, 1 = something failed (said on stderr), 2 = flags that are wrong whatever the "
+      "model and machine.",
       "kadence"};
   app.set_version_flag("--version", std::string("kadence ") + KADENCE_VERSION);
   app.require_subcommand(1);
@@ -71,7 +78,10 @@ int run_cli(int argc, const char* const* argv) {
     install_log_sink(log_level);
     status = action();
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) {  // --help, --version
+      app.exit(e);
+      return flushed(kOk);
+    }
     std::string who = "kadence";
     for (const CLI::App* sub = &app; !sub->get_subcommands().empty();) {
       sub = sub->get_subcommands().front();
@@ -96,9 +106,7 @@ int run_cli(int argc, const char* const* argv) {
   } catch (const std::exception& e) {
     return complain(e.what(), kFailed);
   }
-  std::cout.flush();
-  if (!std::cout) return complain("standard output could not be written", kFailed);
-  return status;
+  return flushed(status);
 }
 
 }  // namespace kadence::apps

@@ -8,7 +8,8 @@
 
 namespace kadence::apps {
 
-// Wrong use of flags: exit status 2. Anything else that goes wrong: 1.
+// Flags that are wrong whatever the model and the machine: unknown, missing, out of range, contradictory. Exit
+// status 2. Anything else that goes wrong, flags that this model or machine cannot satisfy included: 1.
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,6 +1,7 @@
 // `kadence bench ops`: the operators at given shapes, median and spread, time over floor.
 #include <fmt/core.h>
 
+#include <fstream>
 #include <iostream>
 #include <memory>
 
@@ -31,6 +32,16 @@ base::DType dtype_of(const std::string& flag, const std::string& name) {
   }
 }
 
+// Bytes that a benchmark may take: most of what is free now.
+int64_t free_memory(const device::DeviceInfo& device) {
+  std::ifstream file("/proc/meminfo");
+  int64_t kib = 0;
+  for (std::string word; device.kind == device::DeviceKind::kCpu && file >> word;) {
+    if (word == "MemAvailable:" && file >> kib) return kib * 1024 / 10 * 8;
+  }
+  return static_cast<int64_t>(static_cast<double>(device.total_memory) * 0.5);
+}
+
 int run_bench(Options o) {
   const auto at_most = [](const char* flag, int64_t value, int64_t most) {
     if (value > most) throw UsageError(fmt::format("{}: wanted at most {}, got {}", flag, most, value));
@@ -45,7 +56,17 @@ int run_bench(Options o) {
   o.bench.io = dtype_of("--io-dtype", o.io);
   o.bench.state = dtype_of("--mamba-ssm-dtype", o.state);
   o.bench.step_pool_bytes = o.step_pool == "0" ? 0 : parse_bytes("--step-pool", o.step_pool);
+  if (o.bench.HV % o.bench.H != 0)
+    throw UsageError(fmt::format("--value-heads: wanted a multiple of --heads {}, got {}", o.bench.H, o.bench.HV));
+  std::string known = "auto";
+  bool is_known = o.bench.backend == "auto";
+  for (const ops::KdaBackendInfo& backend : ops::kda_backends()) {
+    is_known |= o.bench.backend == backend.name;
+    known += std::string(", ") + backend.name;
+  }
+  if (!is_known) throw UsageError(fmt::format("--backend: wanted one of {}, got '{}'", known, o.bench.backend));
   device::Stream stream = open_stream(o.device);
+  o.bench.memory_bytes = free_memory(stream.info());
   Progress progress;
   progress.show("timing the operators");
   const auto rows = ops::testing::bench_kda(stream, o.bench);
@@ -56,6 +77,7 @@ int run_bench(Options o) {
       {{"op", "operator"},
        {"shape", "shape"},
        {"backend", "backend"},
+       {"calls", "calls", Format::kInteger},
        {"median_us", "median us", Format::kNumber},
        {"low_us", "low us", Format::kNumber},
        {"high_us", "high us", Format::kNumber},
@@ -65,8 +87,8 @@ int run_bench(Options o) {
        {"floor", "floor is"},
        {"over_floor", "time over floor", Format::kNumber}});
   for (const auto& r : rows) {
-    table.add({r.op, r.shape, r.backend, r.median_us, r.low_us, r.high_us, r.per_unit_us, r.unit, r.floor_us, r.floor,
-               r.floor_us > 0 ? Json(r.over_floor()) : Json()});
+    table.add({r.op, r.shape, r.backend, r.calls, r.median_us, r.low_us, r.high_us, r.per_unit_us, r.unit, r.floor_us,
+               r.floor, r.floor_us > 0 ? Json(r.over_floor()) : Json()});
   }
   if (o.json) {
     Json out = Json::object();
@@ -85,7 +107,9 @@ int run_bench(Options o) {
 void add_bench(CLI::App& app, Action* action) {
   CLI::App* sub = app.add_subcommand("bench",
                                      "Operator timings: median, spread, and time over the floor of this machine "
-                                     "(memory copy or multiply-adds, same run)");
+                                     "(memory copy or multiply-adds, same run).\n"
+                                     "Shapes are planned before anything is timed; what needs more than 80 % of the "
+                                     "free memory is refused.");
   auto o = std::make_shared<Options>();
   CLI::App* serve = add_bench_serve(*sub, action);
   CLI::Option* what = sub->add_option("what", o->what, "ops, or the subcommand serve")->check(CLI::IsMember({"ops"}));
@@ -136,7 +160,9 @@ void add_bench(CLI::App& app, Action* action) {
       ->check(CLI::Range(1, 100000))
       ->capture_default_str()
       ->group("Measurement");
-  sub->add_option("--seconds", b.seconds, "Seconds for each row of the table at most, about")
+  sub->add_option(
+         "--seconds", b.seconds,
+         "A row of the table ends after so many seconds, but not within a call: one warms up, one at least is timed")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str()
       ->group("Measurement");

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "apps/cli.h"
+#include "apps/flags.h"
 #include "apps/load_client.h"
 #include "apps/table.h"
 #include "base/error.h"
@@ -216,7 +217,7 @@ CLI::App* add_bench_serve(CLI::App& bench, Action* action) {
   sub->add_option("--vocab", p.vocab, "Prompts are ids below this")
       ->check(CLI::Range(6, 1 << 24))
       ->capture_default_str();
-  sub->add_option("--seed", p.seed, "Of prompts and arrival times")->capture_default_str();
+  sub->add_option("--seed", p.seed, "Of prompts and arrival times")->check(unsigned_integer())->capture_default_str();
   sub->add_option("--timeout", p.timeout, "Seconds without a byte after which a request has failed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -84,6 +84,7 @@ int run_check(Options o) {
     o.check.runs.push_back(name);
   }
   o.check.model = o.check.engine.model;
+  engine_options(o.check.engine);  // wrong flags are no failed check
   Progress progress;
   std::vector<CheckReport> reports;
   bool ok = true;

@@ -1,6 +1,7 @@
 // `kadence generate`: one prompt, text as it comes.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
@@ -35,6 +36,13 @@ void check_flags(const Options& o) {
     throw UsageError(fmt::format("{} and {} contradict each other: wanted one prompt", given[0], given[1]));
   if (o.chat && o.has_ids) throw UsageError("--chat and --ids contradict each other: ids are taken as they are");
   if (!o.system.empty() && !o.chat) throw UsageError("--system needs --chat");
+  try {
+    ops::validate(o.sampling);
+  } catch (const base::Error& e) {  // "top_p: wanted .." is the flag --top-p
+    std::string why = e.what();
+    std::replace(why.begin(), why.begin() + static_cast<std::ptrdiff_t>(std::min(why.find(':'), why.size())), '_', '-');
+    throw UsageError("--" + why);
+  }
 }
 
 struct Prompt {
@@ -116,10 +124,12 @@ Json answer_json(const Options& o, const Session& session, const engine::Request
 
 int run_generate(const Options& o) {
   check_flags(o);
-  ops::validate(o.sampling);
+  engine_options(o.engine);  // before anything is read
   Progress progress;
   Session session = open_session(o.engine, progress);
-  if (!o.stop.empty() && !session.tokenizer) throw UsageError("--stop needs a model with a tokenizer");
+  if (!o.stop.empty() && !session.tokenizer)
+    throw base::Error(base::ErrorCode::kUnsupported,
+                      fmt::format("{}: the model has no tokenizer, which --stop needs", o.engine.model));
   Prompt prompt = make_prompt(o, session);
   engine::RequestSpec spec;
   spec.ids = std::move(prompt.ids);
@@ -183,6 +193,7 @@ void add_generate(CLI::App& app, Action* action) {
       ->capture_default_str()
       ->group("Sampling");
   sub->add_option("--seed", o->sampling.seed, "Draws are a function of the seed and the token's index")
+      ->check(unsigned_integer())
       ->capture_default_str()
       ->group("Sampling");
   sub->add_option("--stop", o->stop, "Stop before this text; may be given several times")

@@ -14,8 +14,10 @@ namespace kadence::apps {
 namespace {
 
 Table isa_table() {
-  Table table("CPU instruction sets",
-              {{"name", "name"}, {"runs", "runs", Format::kYesNo}, {"chosen", "by --isa auto"}, {"reason", "reason"}});
+  Table table("CPU instruction sets", {{"name", "name"},
+                                       {"runs", "runs", Format::kYesNo},
+                                       {"chosen", "by --isa auto", Format::kMark},
+                                       {"reason", "reason"}});
   const device::Isa best = device::resolve_isa(device::Isa::kAuto);
   for (const device::Isa isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512}) {
     std::string reason;
@@ -24,7 +26,7 @@ Table isa_table() {
     } catch (const base::Error& e) {
       reason = e.what();
     }
-    table.add({device::to_string(isa), reason.empty(), isa == best ? "chosen" : "", reason});
+    table.add({device::to_string(isa), reason.empty(), isa == best, reason});
   }
   return table;
 }

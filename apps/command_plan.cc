@@ -90,9 +90,9 @@ struct Options {
 };
 
 int run_plan(const Options& o) {
+  const engine::EngineOptions options = engine_options(o.engine);  // wrong flags before a wrong model
   const model::ModelConfig config = model::load_config(o.engine.model);
-  const engine::MemoryPlan plan =
-      engine::plan_memory(o.engine.model, config, engine_options(o.engine), device_info(o.engine.device));
+  const engine::MemoryPlan plan = engine::plan_memory(o.engine.model, config, options, device_info(o.engine.device));
   Table measured("Planned and allocated", {{"what", "what"},
                                            {"planned", "planned", Format::kBytes},
                                            {"allocated", "allocated", Format::kBytes},

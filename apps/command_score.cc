@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -12,6 +13,7 @@
 
 #include "apps/cli.h"
 #include "apps/flags.h"
+#include "apps/numbers.h"
 #include "apps/score_line.h"
 #include "apps/session.h"
 #include "base/clock.h"
@@ -49,6 +51,7 @@ class Scorer {
     if (!spec) {
       p.error = spec.reason();
     } else {
+      p.generates = spec.value().max_tokens > 0;
       totals_.prompt_tokens += static_cast<int64_t>(spec.value().ids.size());
       const auto id = session_.engine->submit(std::move(spec.value()));
       if (id)
@@ -69,6 +72,7 @@ class Scorer {
   struct Pending {
     std::optional<base::RequestId> id;
     std::string error;
+    bool generates = false;
   };
 
   // Finishes and prints the oldest line in flight.
@@ -83,7 +87,7 @@ class Scorer {
     engine.take_events();
     totals_.cached_tokens += out->cached_tokens;
     totals_.output_tokens += static_cast<int64_t>(out->output_ids.size());
-    print(score_answer(*out));
+    print(score_answer(*out, p.generates));
   }
   void print(const Json& answer) {
     totals_.bad += answer.contains("error");
@@ -119,7 +123,9 @@ void print_summary(const Options& o, const Totals& t, const engine::Engine& engi
 
 int run_score(const Options& o) {
   std::ifstream file;
-  if (o.input != "-") {
+  if (o.input == "-") {
+    require_stdin("--input -");
+  } else {
     file.open(o.input, std::ios::binary);
     if (!file)
       throw base::Error(base::ErrorCode::kIo,
@@ -150,7 +156,7 @@ int run_score(const Options& o) {
   }
   scorer.finish();
   progress.clear();
-  if (in.bad())
+  if (in.bad() || (o.input == "-" && std::ferror(stdin)))
     throw base::Error(base::ErrorCode::kIo,
                       fmt::format("--input {}: reading stopped: {}", o.input, std::strerror(errno)));
   scorer.set_seconds(clock.now() - begin);
@@ -170,6 +176,9 @@ void add_score(CLI::App& app, Action* action) {
       "\"ignore_eos\" (default true).\n"
       "An answer: {\"logprobs\", \"cached_tokens\", \"prefill_ms\", \"output_ids\", \"output_logprobs\"}; equal "
       "log-probs print equal.\n"
+      "With \"max_tokens\" also \"finish_reason\": \"stop\", or \"length\" at max_tokens and, with fewer tokens, where "
+      "the "
+      "context or the pools end.\n"
       "A bad line gets {\"error\": ..} in its place, the rest still runs, and the exit status is 1.");
   auto o = std::make_shared<Options>();
   sub->add_option("--input", o->input, "File of lines, - = standard input")->required();

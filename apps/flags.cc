@@ -9,6 +9,7 @@
 #include "apps/numbers.h"
 #include "base/dtype.h"
 #include "base/error.h"
+#include "engine/memory_plan.h"
 #include "ops/gemm.h"
 #include "ops/kda.h"
 
@@ -83,6 +84,15 @@ device::Stream open_stream(const DeviceFlags& flags) {
   return device::Stream::cpu(resolve_threads(flags.threads), isa);
 }
 
+CLI::Validator unsigned_integer() {
+  return CLI::Validator(
+      [](std::string& text) {
+        const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+        return digits ? std::string() : fmt::format("wanted an integer from 0 to 2^64 - 1, got '{}'", text);
+      },
+      "UINT64");
+}
+
 void add_model_flag(CLI::App& app, std::string* model) {
   app.add_option("--model", *model, "Folder with config.json, *.safetensors and, for text, a tokenizer")->required();
 }
@@ -138,10 +148,14 @@ void add_engine_flags(CLI::App& app, EngineFlags* f, FlagSet set) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str()
       ->group("Memory");
-  app.add_option("--memory", f->memory, "Memory for weights, pools and workspace, e.g. 80GiB; sizes what is derived")
-      ->group("Memory");
-  app.add_option("--context-length", o.context_length,
-                 "Longest prompt plus output, 0 = the config's; longer ones are refused")
+  f->memory_option = app.add_option("--memory", f->memory,
+                                    "Memory for weights, pools and workspace, e.g. 80GiB; sizes what is derived")
+                         ->group("Memory");
+  app.add_option(
+         "--context-length", o.context_length,
+         "Longest prompt plus output, 0 = the config's. A prompt that is longer, or leaves no room for one token to "
+         "generate, is refused; a generation that reaches it, or the end of --kv-tokens, ends there with finish "
+         "reason length")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str()
       ->group("Scheduling");
@@ -192,13 +206,18 @@ engine::EngineOptions engine_options(const EngineFlags& f) {
         fmt::format("--chunked-prefill-size {} and --max-prefill-tokens {} contradict each other: a chunk of one "
                     "request cannot exceed a step of all",
                     o.chunked_prefill_size, o.max_prefill_tokens));
-  if (!f.memory.empty()) {
+  if (!f.memory.empty() || (f.memory_option != nullptr && f.memory_option->count() > 0)) {
     o.memory_bytes = parse_bytes("--memory", f.memory);
     if (o.state_slots > 0 && o.kv_tokens > 0)
       throw UsageError(
           fmt::format("--memory {} and --state-slots {} with --kv-tokens {} contradict each other: nothing is left for "
                       "--memory to decide",
                       f.memory, o.state_slots, o.kv_tokens));
+  }
+  try {
+    engine::check_options(o);
+  } catch (const base::Error& e) {
+    throw UsageError(e.what());
   }
   return o;
 }

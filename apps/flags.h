@@ -30,15 +30,19 @@ struct EngineFlags {
   std::string memory;
   engine::EngineOptions options;  // the numbers, straight from their flags
   DeviceFlags device;
+  // Whether these were given at all: an empty value is a mistake, not a default.
   const CLI::Option* cache_generated_option = nullptr;
+  const CLI::Option* memory_option = nullptr;
 };
 enum class FlagSet {
   kServing,  // everything
   kChecks,   // without what a check decides itself
 };
+// Of --seed: integers from 0; CLI11 alone would wrap negative ones around.
+CLI::Validator unsigned_integer();
 void add_model_flag(CLI::App& app, std::string* model);
 void add_engine_flags(CLI::App& app, EngineFlags* flags, FlagSet set);
-// Throws UsageError for contradictory flags, naming both.
+// Throws UsageError for values that are wrong whatever the model, and for contradictory flags, naming both.
 engine::EngineOptions engine_options(const EngineFlags& flags);
 
 }  // namespace kadence::apps

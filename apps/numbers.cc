@@ -1,9 +1,12 @@
 #include "apps/numbers.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -92,8 +95,22 @@ std::vector<int64_t> parse_list(const std::string& flag, std::string_view text) 
   }
 }
 
+void require_stdin(const std::string& who) {
+  const int flags = fcntl(STDIN_FILENO, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY)
+    throw base::Error(base::ErrorCode::kIo,
+                      fmt::format("{}: standard input cannot be read ({})", who,
+                                  flags < 0 ? std::strerror(errno) : "it is open for writing only"));
+}
+
 std::string read_text(const std::string& path) {
-  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  if (path == "-") {
+    require_stdin("-");
+    std::string text(std::istreambuf_iterator<char>(std::cin), {});
+    if (std::cin.bad() || std::ferror(stdin))
+      throw base::Error(base::ErrorCode::kIo, fmt::format("standard input: reading stopped: {}", std::strerror(errno)));
+    return text;
+  }
   std::ifstream in(path, std::ios::binary);
   std::string text;
   std::error_code none;

@@ -27,6 +27,8 @@ std::vector<int32_t> parse_ids(std::string_view text, const std::string& origin)
 // Comma-separated positive integers of a flag. Throws UsageError.
 std::vector<int64_t> parse_list(const std::string& flag, std::string_view text);
 
+// Throws Error{kIo} if standard input is closed or not open for reading; `who` asked for it.
+void require_stdin(const std::string& who);
 // Whole file, "-" = standard input. Throws Error{kIo}.
 std::string read_text(const std::string& path);
 

@@ -112,7 +112,7 @@ base::Result<engine::RequestSpec> parse_score_line(std::string_view text, const 
   }
 }
 
-Json score_answer(const engine::RequestOutput& out) {
+Json score_answer(const engine::RequestOutput& out, bool generated) {
   if (out.reason == engine::FinishReason::kError || out.reason == engine::FinishReason::kCancelled)
     return score_error(out.error.empty() ? "the request was cancelled" : out.error);
   Json answer = Json::object();
@@ -121,6 +121,7 @@ Json score_answer(const engine::RequestOutput& out) {
   answer["prefill_ms"] = shortest(static_cast<float>(out.prefill_seconds * 1e3));
   answer["output_ids"] = out.output_ids;
   answer["output_logprobs"] = shortest(out.output_logprobs);
+  if (generated) answer["finish_reason"] = engine::to_string(out.reason);
   return answer;
 }
 

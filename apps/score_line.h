@@ -23,8 +23,10 @@ struct ScoreLimits {
 //   "max_tokens" (default 0), "ignore_eos" (default true). Other fields are refused, and one given twice.
 base::Result<engine::RequestSpec> parse_score_line(std::string_view line, const ScoreLimits& limits);
 
-// {"logprobs", "cached_tokens", "prefill_ms", "output_ids", "output_logprobs"}, or {"error"}.
-Json score_answer(const engine::RequestOutput& output);
+// {"logprobs", "cached_tokens", "prefill_ms", "output_ids", "output_logprobs"}, or {"error"}. With `generated` (the
+// line asked for tokens) also "finish_reason": "stop", or "length" at max_tokens and where the context or the pools
+// end.
+Json score_answer(const engine::RequestOutput& output, bool generated);
 Json score_error(const std::string& reason);
 // One line of JSON without its newline; bytes that are no UTF-8 become U+FFFD.
 std::string one_line(const Json& json);

@@ -16,7 +16,7 @@ size_t width_of(const std::string& s) {
   return n;
 }
 
-bool is_right_aligned(Format f) { return f != Format::kText && f != Format::kYesNo; }
+bool is_right_aligned(Format f) { return f != Format::kText && f != Format::kYesNo && f != Format::kMark; }
 
 }  // namespace
 
@@ -47,7 +47,7 @@ std::string format_seconds(double s) {
 std::string format_value(const Json& v, Format format) {
   if (v.is_null()) return "";
   if (v.is_string()) return v.get<std::string>();
-  if (v.is_boolean()) return v.get<bool>() ? "yes" : "NO";
+  if (v.is_boolean()) return v.get<bool>() ? "yes" : format == Format::kMark ? "" : "NO";
   if (!v.is_number()) return v.dump(-1, ' ', false, Json::error_handler_t::replace);
   switch (format) {
     case Format::kInteger:

@@ -17,6 +17,7 @@ enum class Format {
   kNumber,   // three significant digits
   kSeconds,  // 12.3 s, 4.56 ms
   kYesNo,    // yes | NO
+  kMark,     // yes | nothing
 };
 
 struct Column {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "ops/kda.h"
 
 namespace kadence::engine {
 
@@ -23,25 +24,13 @@ void require_given_or_zero(const char* flag, int64_t value) {
   if (value < 0) base::throw_invalid(flag, "0 (derived) or more", text(value));
 }
 
-void check_options(const EngineOptions& o) {
-  require_positive("--max-running-requests", o.max_running_requests);
-  if (o.max_running_requests > kMostRunningRequests) {
-    base::throw_invalid("--max-running-requests", "at most " + text(kMostRunningRequests),
-                        text(o.max_running_requests));
+void require_backend(const char* flag, const std::string& name) {
+  std::string known = "auto";
+  for (const ops::KdaBackendInfo& backend : ops::kda_backends()) {
+    if (name == backend.name) return;
+    known += std::string(", ") + backend.name;
   }
-  require_positive("--page-size", o.page_size);
-  require_positive("--mamba-track-interval", o.track_interval);
-  require_given_or_zero("--state-slots", o.state_slots);
-  require_given_or_zero("--kv-tokens", o.kv_tokens);
-  require_given_or_zero("--context-length", o.context_length);
-  require_given_or_zero("--memory", o.memory_bytes);
-  require_given_or_zero("--kda-extend-block-tokens", o.extend_block_tokens);
-  if (o.state_dtype != base::DType::kF32 && o.state_dtype != base::DType::kBF16 && o.state_dtype != base::DType::kF16) {
-    base::throw_invalid("--mamba-ssm-dtype", "float32, bfloat16 or float16", base::to_string(o.state_dtype));
-  }
-  if (o.kv_tokens > 0 && o.kv_tokens < o.page_size) {
-    base::throw_invalid("--kv-tokens", "at least one page, " + text(o.page_size), text(o.kv_tokens));
-  }
+  if (name != "auto") base::throw_invalid(flag, "one of " + known, name.empty() ? "an empty name" : name);
 }
 
 // Bytes for weights, workspace and pools together.
@@ -68,6 +57,35 @@ int64_t derive_slots(int64_t asked, int64_t per_request, bool cache, size_t slot
 }
 
 }  // namespace
+
+void check_options(const EngineOptions& o) {
+  require_positive("--max-running-requests", o.max_running_requests);
+  if (o.max_running_requests > kMostRunningRequests) {
+    base::throw_invalid("--max-running-requests", "at most " + text(kMostRunningRequests),
+                        text(o.max_running_requests));
+  }
+  require_positive("--page-size", o.page_size);
+  require_positive("--mamba-track-interval", o.track_interval);
+  require_given_or_zero("--state-slots", o.state_slots);
+  require_given_or_zero("--kv-tokens", o.kv_tokens);
+  require_given_or_zero("--context-length", o.context_length);
+  require_given_or_zero("--memory", o.memory_bytes);
+  require_given_or_zero("--kda-extend-block-tokens", o.extend_block_tokens);
+  if (o.state_dtype != base::DType::kF32 && o.state_dtype != base::DType::kBF16 && o.state_dtype != base::DType::kF16) {
+    base::throw_invalid("--mamba-ssm-dtype", "float32, bfloat16 or float16", base::to_string(o.state_dtype));
+  }
+  if (o.kv_tokens > 0 && o.kv_tokens < o.page_size) {
+    base::throw_invalid("--kv-tokens", "at least one page, " + text(o.page_size), text(o.kv_tokens));
+  }
+  if (o.extend_block_tokens % ops::kChunkTokens != 0) {
+    base::throw_invalid("--kda-extend-block-tokens", "0 or a multiple of " + text(ops::kChunkTokens),
+                        text(o.extend_block_tokens));
+  }
+  require_backend("--linear-attn-prefill-backend", o.prefill_backend);
+  require_backend("--linear-attn-decode-backend", o.decode_backend);
+  require_backend("--linear-attn-verify-backend", o.verify_backend);
+  scheduler_limits(o, state::make_grids(o.page_size, o.track_interval), o.max_running_requests);
+}
 
 model::ForwardOptions forward_options(const EngineOptions& o) {
   model::ForwardOptions f;
@@ -104,7 +122,6 @@ MemoryPlan size_pools(const ModelSizes& sizes, const EngineOptions& o, const dev
   check_options(o);
   MemoryPlan p;
   p.grids = state::make_grids(o.page_size, o.track_interval);
-  scheduler_limits(o, p.grids, o.max_running_requests);
   p.weight_bytes = sizes.weight_bytes, p.workspace_bytes = sizes.workspace_bytes;
   p.context_length = o.context_length > 0 ? o.context_length : sizes.max_context;
   require_positive("--context-length (the config has none)", p.context_length);
@@ -205,7 +222,6 @@ MemoryPlan size_pools(const ModelSizes& sizes, const EngineOptions& o, const dev
 MemoryPlan plan_memory(const std::filesystem::path& model_dir, const model::ModelConfig& config,
                        const EngineOptions& options, const device::DeviceInfo& device) {
   check_options(options);
-  scheduler_limits(options, state::make_grids(options.page_size, options.track_interval), options.max_running_requests);
   const model::MemoryEstimate estimate = model::estimate_memory(model_dir, config, forward_options(options), device);
   return size_pools({model::cache_shape(config), config.max_context, estimate.weights, estimate.workspace}, options,
                     device);

@@ -19,6 +19,9 @@ struct ModelSizes {
   size_t weight_bytes = 0, workspace_bytes = 0;
 };
 
+// What can be said of options without a model: ranges, grids, names of backends. Throws Error{kInvalidArgument} naming
+// the flag, what was wanted and what was got. plan_memory() calls it first.
+void check_options(const EngineOptions& options);
 // What the model is prepared for; a function of the options alone, so that plan and engine agree.
 model::ForwardOptions forward_options(const EngineOptions& options);
 // Limits of the scheduler. Throws Error{kInvalidArgument} naming the flag and the number to use.

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "base/error.h"
 #include "base/rng.h"
 #include "ops/cpu/kda_kernels.h"
 
@@ -50,6 +51,7 @@ struct Uploaded {
 };
 
 struct Times {
+  int calls;
   double median, low, high;
 };
 
@@ -57,20 +59,22 @@ struct Times {
 std::vector<Times> time_interleaved(device::Stream& stream, int repeats, double seconds,
                                     const std::vector<std::function<void()>>& calls) {
   std::vector<std::vector<double>> us(calls.size());
-  for (const auto& call : calls) call();
-  stream.synchronize();
-  const double start = now_us();
-  for (int r = 0; r < repeats && (r < 3 || now_us() - start < seconds * 1e6); ++r)
+  const auto once = [&] {
     for (size_t i = 0; i < calls.size(); ++i) {
       const double begin = now_us();
       calls[i]();
       stream.synchronize();
       us[i].push_back(now_us() - begin);
     }
+  };
+  const double start = now_us();
+  once();  // warms up
+  for (auto& v : us) v.clear();
+  for (int r = 0; r < repeats && (r == 0 || now_us() - start < seconds * 1e6); ++r) once();
   std::vector<Times> times;
   for (auto& v : us) {
     std::sort(v.begin(), v.end());
-    times.push_back({v[v.size() / 2], v[v.size() / 10], v[v.size() - 1 - v.size() / 10]});
+    times.push_back({static_cast<int>(v.size()), v[v.size() / 2], v[v.size() / 10], v[v.size() - 1 - v.size() / 10]});
   }
   return times;
 }
@@ -91,6 +95,35 @@ struct Bench {
   device::Stream& stream;
   const KdaBenchOptions& o;
   std::vector<KdaBenchRow> rows;
+  bool planning = true;  // nothing is allocated or timed
+
+  // The planner's errors name the engine's flags, but what decides here is --backend.
+  KdaPlan plan_of(const KdaProblem& p) const {
+    try {
+      return plan_kda(p, stream.info(), {.backend = o.backend});
+    } catch (const base::Error& e) {
+      std::string why = e.what();
+      for (const std::string option :
+           {"--linear-attn-prefill-backend", "--linear-attn-decode-backend", "--linear-attn-verify-backend"})
+        if (const size_t at = why.find(option); at != std::string::npos) why.replace(at, option.size(), "--backend");
+      throw base::Error(e.code(), why);
+    }
+  }
+  // True if the row is to be timed.
+  bool fits(const std::string& what, double bytes) const {
+    if (o.memory_bytes > 0 && bytes > static_cast<double>(o.memory_bytes))
+      base::throw_error(base::ErrorCode::kOutOfRange,
+                        shape(what) + " needs " + std::to_string(static_cast<int64_t>(bytes) >> 20) +
+                            " MiB: wanted at most the " + std::to_string(o.memory_bytes >> 20) +
+                            " MiB that are free; ask for fewer heads, rows or tokens");
+    return !planning;
+  }
+  double state_bytes(double states) const {
+    return states * o.HV * o.V * o.K * static_cast<double>(base::size_of(o.state));
+  }
+  double input_bytes(double tokens) const {
+    return tokens * static_cast<double>(base::size_of(o.io)) * (2.0 * o.H * o.K + 1.0 * o.HV * (o.K + 2.0 * o.V + 2));
+  }
 
   KdaProblem problem(KdaPhase phase, KdaGate gate) const {
     KdaProblem p;
@@ -113,7 +146,8 @@ struct Bench {
   }
   void add(const std::string& op, const std::string& what, const KdaPlan& plan, Times t, double floor,
            const std::string& limit, double units, const std::string& unit) {
-    rows.push_back({op, shape(what), backend(plan), t.median, t.low, t.high, floor, limit, t.median / units, unit});
+    rows.push_back(
+        {op, shape(what), backend(plan), t.calls, t.median, t.low, t.high, floor, limit, t.median / units, unit});
   }
 
   template <class Args>
@@ -156,9 +190,14 @@ struct Bench {
       ckpt_begin.push_back(static_cast<int32_t>(slot.size()));
     }
     p.bounds = {N, T, static_cast<int32_t>(slot.size())};
-    const KdaPlan plan = plan_kda(p, stream.info(), {.backend = o.backend});
-    const Inputs<KdaExtendArgs> inputs(stream, p, T);
+    const KdaPlan plan = plan_of(p);
     const int64_t slots = N + static_cast<int64_t>(slot.size());
+    const std::string what = std::to_string(N) + (N == 1 ? " row of " : " rows, tokens ") + std::to_string(T);
+    // Twice: the floor copies as many bytes between buffers of its own.
+    if (!fits("extend, " + what, 2 * (input_bytes(static_cast<double>(T)) + state_bytes(static_cast<double>(slots))) +
+                                     static_cast<double>(plan.workspace_bytes())))
+      return;
+    const Inputs<KdaExtendArgs> inputs(stream, p, T);
     const Filled pool(stream, slots * o.HV * o.V * o.K, o.state);
     device::Buffer workspace = device::Buffer::allocate(stream.info(), plan.workspace_bytes()),
                    metadata = device::Buffer::allocate(stream.info(), plan.metadata_bytes());
@@ -197,14 +236,15 @@ struct Bench {
       const double arithmetic = madds / (static_cast<double>(burst) * stream.info().threads / t[2].low);
       if (arithmetic > floor) floor = arithmetic, limit = "arithmetic";
     }
-    add("extend " + name, std::to_string(N) + (N == 1 ? " row of " : " rows, tokens ") + std::to_string(T), plan, t[0],
-        floor, limit, units, "token and head");
+    add("extend " + name, what, plan, t[0], floor, limit, units, "token and head");
   }
 
   void step(int32_t N) {
     KdaProblem p = problem(KdaPhase::kStep, KdaGate::kBounded);
     p.bounds = {N, N, 0};
-    const KdaPlan plan = plan_kda(p, stream.info(), {.backend = o.backend});
+    const KdaPlan plan = plan_of(p);
+    const std::string what = std::to_string(N) + (N == 1 ? " row" : " rows");
+    if (!fits("step, " + what, input_bytes(N) + 2 * state_bytes(N))) return;
     const Inputs<KdaStepArgs> inputs(stream, p, N);
     const int64_t elements = int64_t{N} * o.HV * o.V * o.K;
     const Filled pool(stream, elements, o.state), to(stream, elements, o.state);
@@ -220,15 +260,18 @@ struct Bench {
     const std::vector<Times> t =
         time_interleaved(stream, o.repeats, o.seconds,
                          {[&] { run_kda(plan, a, stream); }, copy_call(stream, to.data(), pool.data(), bytes)});
-    add("step", std::to_string(N) + (N == 1 ? " row" : " rows"), plan, t[0], t[1].median, "memory",
-        static_cast<double>(N) * o.HV, "state");
+    add("step", what, plan, t[0], t[1].median, "memory", static_cast<double>(N) * o.HV, "state");
   }
 
   void verify(int32_t N) {
     KdaProblem p = problem(KdaPhase::kVerify, KdaGate::kBounded);
     p.D = o.draft_tokens;
     p.bounds = {N, int64_t{N} * p.D, 0};
-    const KdaPlan plan = plan_kda(p, stream.info(), {.backend = o.backend});
+    const KdaPlan plan = plan_of(p);
+    const std::string what = std::to_string(N) + " rows, " + std::to_string(p.D) + " drafts";
+    if (!fits("verify, " + what, input_bytes(double{1} * N * p.D) + 2 * state_bytes(N) +
+                                     static_cast<double>(plan.scratch_bytes() + plan.workspace_bytes())))
+      return;
     const Inputs<KdaVerifyArgs> inputs(stream, p, int64_t{N} * p.D);
     const int64_t elements = int64_t{N} * o.HV * o.V * o.K;
     const Filled pool(stream, elements, o.state), to(stream, elements, o.state);
@@ -254,7 +297,6 @@ struct Bench {
         time_interleaved(stream, o.repeats, o.seconds,
                          {[&] { run_kda(plan, a, stream); }, [&] { run_kda_commit(plan, c, stream); },
                           copy_call(stream, to.data(), pool.data(), bytes)});
-    const std::string what = std::to_string(N) + " rows, " + std::to_string(p.D) + " drafts";
     const double units = static_cast<double>(N) * o.HV;
     add("verify", what, plan, t[0], t[2].median / 2, "memory", units, "state");
     add("commit", what, plan, t[1], t[2].median, "memory", units, "state");
@@ -265,17 +307,20 @@ struct Bench {
 
 std::vector<KdaBenchRow> bench_kda(device::Stream& stream, const KdaBenchOptions& options) {
   Bench bench{stream, options, {}};
-  if (!options.lengths.empty()) {
-    bench.extend(KdaGate::kBounded, "bounded gate");
-    bench.extend(KdaGate::kSoftplus, "softplus gate");
-    bench.extend(KdaGate::kGivenLogDecay, "given decay");
+  for (const bool planning : {true, false}) {
+    bench.planning = planning;
+    if (!options.lengths.empty()) {
+      bench.extend(KdaGate::kBounded, "bounded gate");
+      bench.extend(KdaGate::kSoftplus, "softplus gate");
+      bench.extend(KdaGate::kGivenLogDecay, "given decay");
+    }
+    for (int32_t n : options.step_rows) bench.step(n);
+    if (options.step_pool_bytes > 0) {
+      const int64_t row_bytes = static_cast<int64_t>(bench.state_bytes(1));
+      bench.step(static_cast<int32_t>((options.step_pool_bytes + row_bytes - 1) / row_bytes));
+    }
+    if (options.draft_tokens > 0) bench.verify(32);
   }
-  for (int32_t n : options.step_rows) bench.step(n);
-  const int64_t row_bytes =
-      int64_t{options.HV} * options.V * options.K * static_cast<int64_t>(base::size_of(options.state));
-  if (options.step_pool_bytes > 0)
-    bench.step(static_cast<int32_t>((options.step_pool_bytes + row_bytes - 1) / row_bytes));
-  if (options.draft_tokens > 0) bench.verify(32);
   return bench.rows;
 }
 

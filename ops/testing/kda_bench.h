@@ -18,13 +18,15 @@ struct KdaBenchOptions {
   int32_t draft_tokens = 4;                    // verify, 0 = skip
   int32_t checkpoint_every = 1024;             // tokens; 0 = none
   int repeats = 15;                            // of each measurement; the median is what counts
-  double seconds = 2.0;                        // per row of the table, at most about so long
+  double seconds = 2.0;      // per row of the table; a row ends after that, but never within a call: one is timed
+  int64_t memory_bytes = 0;  // most that one row may take, 0 = no bound
 };
 
 struct KdaBenchRow {
   std::string op;                                 // "extend bounded", "step", ...
   std::string shape;                              // "H=12 K=128 V=128 float32, 1 row of 2048"
   std::string backend;                            // what ran, with the instruction set
+  int calls = 0;                                  // timed, after one that warms up
   double median_us = 0, low_us = 0, high_us = 0;  // of one call; low and high: 10 % and 90 % of the repeats
   double floor_us = 0;  // no implementation of the same arithmetic and traffic can be faster on this machine
   std::string
@@ -34,7 +36,9 @@ struct KdaBenchRow {
   double over_floor() const { return floor_us > 0 ? median_us / floor_us : 0; }
 };
 
-// Peak and copy are measured in the same run, interleaved with the operators.
+// Peak and copy are measured in the same run, interleaved with the operators. Everything is planned before anything is
+// timed: Error{kUnsupported} for shapes that `backend` does not run (naming --backend), Error{kOutOfRange} for a row
+// above memory_bytes.
 std::vector<KdaBenchRow> bench_kda(device::Stream& stream, const KdaBenchOptions& options);
 
 }  // namespace kadence::ops::testing

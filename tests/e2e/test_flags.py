@@ -1,7 +1,8 @@
 """Flags: help, version, contradictions, devices, instruction sets."""
+import subprocess
 import unittest
 
-from cli import RANDOM, CliTest, run
+from cli import BINARY, RANDOM, CliTest, run
 
 COMMANDS = ("info", "generate", "score", "check", "plan", "bench", "demo")
 # Flags that users of SGLang know, and ours, as the documentation lists them.
@@ -67,10 +68,42 @@ class Flags(CliTest):
         for flags in (("--threads", "-1"), ("--isa", "sse"), ("--max-running-requests", "0"), ("--cache-generated", "maybe"), ("--max-tokens", "0"),
                       ("--mamba-ssm-dtype", "int8"), ("--dtype", "bfloat16"), ("--device", "tpu"), ("--memory", "much"), ("--log-level", "loud")):
             with self.subTest(flags=flags):
-                self.refused(*self.generate(*flags), says=[flags[0]])
-        for flags, field in ((("--temperature", "-1"), "temperature"), (("--top-p", "0"), "top_p"), (("--min-p", "2"), "min_p"), (("--repetition-penalty", "0"), "repetition_penalty")):
+                self.refused(*self.generate(*flags), status=2, says=[flags[0]])
+
+    def test_flags_that_are_wrong_whatever_the_model_give_2(self):
+        missing = ("generate", "--model", self.folder / "none", "--ids", self.write("ids", "5"))
+        for flags in (("--linear-attn-prefill-backend", "x"), ("--linear-attn-decode-backend", "x"), ("--linear-attn-verify-backend", "x"), ("--linear-attn-prefill-backend", ""),
+                      ("--kda-extend-block-tokens", "63"), ("--kv-tokens", "1"), ("--chunked-prefill-size", "1"), ("--memory", ""), ("--seed", "-1"), ("--seed", "1.5"),
+                      ("--temperature", "-1"), ("--temperature", "nan"), ("--top-k", "-1"), ("--top-p", "0"), ("--min-p", "2"), ("--repetition-penalty", "0"), ("--presence-penalty", "inf")):
             with self.subTest(flags=flags):
-                self.refused(*self.generate(*flags), says=[field])
+                self.refused(*missing, *flags, status=2, says=[flags[0]])
+        self.refused("check", "all", "--model", RANDOM, "--kda-extend-block-tokens", "63", status=2, says=["--kda-extend-block-tokens"])
+        self.refused("plan", "--model", self.folder / "none", "--kv-tokens", "1", status=2, says=["--kv-tokens"])
+        self.ok(*self.generate("--seed", (1 << 64) - 1))
+        # What this model or machine lacks is no wrong flag.
+        self.refused(*missing, status=1, says=["no such folder"])
+        self.refused(*self.generate("--memory", "4096"), status=1, says=["--memory"])
+        self.refused(*self.generate("--stop", "x"), status=1, says=["--stop"])
+
+    def test_bench_names_its_own_flags(self):
+        self.refused("bench", "ops", "--backend", "sm99", status=2, says=["--backend", "sm99", "cpu, reference"])
+        self.refused("bench", "ops", "--heads", 5, "--value-heads", 7, status=2, says=["--value-heads", "--heads 5", "7"])
+        error = self.refused("bench", "ops", "--key-dim", 500, status=1, says=["--backend", "K=500"])
+        self.assertNotIn("--linear-attn", error)
+
+    def test_bench_takes_no_more_than_is_free_and_keeps_its_time(self):
+        self.refused("bench", "ops", "--heads", 1024, "--value-heads", 1024, "--key-dim", 512, "--value-dim", 512, "--lengths", 1 << 22, status=1, says=["H=1024 K=512 V=512", "MiB"])
+        table = self.json("bench", "ops", "--heads", 2, "--value-heads", 2, "--key-dim", 16, "--value-dim", 16, "--lengths", 64, "--step-pool", 0, "--seconds", 0.001)
+        self.assertEqual(len(table["rows"]), 7)  # three gates, two batch sizes, verify and commit
+        for row in table["rows"]:
+            self.assertTrue(1 <= row["calls"] <= 15, row)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for flag in ("--version", "--help", "info"):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([BINARY, flag], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 1, flag)
+            self.assertIn("could not be written", done.stderr)
 
     def test_a_chunk_below_the_grid_names_the_number_to_use(self):
         self.refused(*self.generate("--chunked-prefill-size", "32"), says=["--chunked-prefill-size", "64"])
@@ -90,6 +123,7 @@ class Flags(CliTest):
         outputs = {}
         for row in self.json("info")["instruction_sets"]:
             arguments = self.generate("--isa", row["name"], "--json")
+            self.assertIsInstance(row["chosen"], bool)
             if row["runs"]:
                 self.assertEqual(run(*arguments).returncode, 0)
                 outputs[row["name"]] = 1

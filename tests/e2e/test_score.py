@@ -1,8 +1,9 @@
 """kadence score: answers in order, bad lines in place, the same bytes whatever the flags."""
 import json
+import subprocess
 import unittest
 
-from cli import RANDOM, TINY, CliTest, golden, prompts, run
+from cli import BINARY, RANDOM, TINY, CliTest, golden, prompts, run
 
 KEYS = ["logprobs", "cached_tokens", "prefill_ms", "output_ids", "output_logprobs"]
 
@@ -13,7 +14,8 @@ class Score(CliTest):
             recorded = golden(model)["prompts"]
             lines = [{"ids": p["token_ids"], "from": 1, "max_tokens": len(p["greedy_ids"])} for p in recorded]
             for p, answer in zip(recorded, self.score(lines, model=model)):
-                self.assertEqual(list(answer), KEYS)
+                self.assertEqual(list(answer), KEYS + ["finish_reason"])
+                self.assertEqual(answer["finish_reason"], "length")
                 self.assertEqual(answer["output_ids"], p["greedy_ids"])
                 self.assertEqual(len(answer["logprobs"]), len(p["token_ids"]) - 1)
                 for got, want in zip(answer["logprobs"] + answer["output_logprobs"], p["next_token_logprobs"] + p["greedy_logprobs"]):
@@ -142,6 +144,29 @@ class Score(CliTest):
         self.refused("score", "--model", RANDOM, "--input", self.folder / "missing.jsonl", status=1, says=["missing.jsonl"])
         source = self.write("in.jsonl", '{"ids":[5]}\n')
         self.refused("score", "--model", RANDOM, "--input", source, "--output", self.folder / "no/where.jsonl", status=1, says=["where.jsonl"])
+
+    def test_an_answer_says_why_its_generation_ended(self):
+        ids = [5, 6, 7]
+        whole, = self.score([{"ids": ids, "max_tokens": 9}])
+        self.assertEqual((len(whole["output_ids"]), whole["finish_reason"]), (9, "length"))
+        # The context holds prompt and output; the pool of one page of 64 need not hold the last token.
+        for flags, left in ((("--context-length", 8), 5), (("--kv-tokens", 64), 62)):
+            cut, nothing = self.score([{"ids": ids, "max_tokens": 100}, {"ids": ids, "from": 1}], *flags)
+            self.assertEqual((len(cut["output_ids"]), cut["finish_reason"]), (left, "length"), flags)
+            self.assertEqual(cut["output_ids"][:5], whole["output_ids"][:5])
+            self.assertEqual(list(nothing), KEYS)  # nothing was to be generated
+        bad, = self.score([{"ids": [7] * 8, "max_tokens": 1}], "--context-length", 8, status=1)
+        self.assertIn("8", bad["error"])
+        self.score([{"ids": [7] * 8}], "--context-length", 8)
+        chat = prompts(TINY)["chat"]
+        stopped, = self.score([{"ids": chat["token_ids"], "max_tokens": 32, "ignore_eos": False}], model=TINY)
+        self.assertEqual(stopped["finish_reason"], "stop")
+
+    def test_input_that_cannot_be_read(self):
+        for redirect, words in (("<&-", "Bad file descriptor"), ("< /", "directory"), ("0> /dev/null", "writing only")):
+            done = subprocess.run(["sh", "-c", f'exec "$0" "$@" {redirect}', BINARY, "score", "--model", RANDOM, "--input", "-"], capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual((done.returncode, done.stdout), (1, ""), redirect)
+            self.assertIn(words, done.stderr, redirect)
 
     def test_an_empty_file_has_no_answers(self):
         self.assertEqual(self.score([]), [])

@@ -69,7 +69,7 @@ int run_demo(const Options& o) {
                       fmt::format("{}: the model has no tokenizer, so it cannot chat", o.engine.model));
   if (!session.engine->options().radix_cache)
     throw UsageError("demo shows the prefix cache: it cannot run with --disable-radix-cache");
-  const auto chat = model::make_chat_template(session.config);
+  const auto chat = model::make_chat_template(session.config, o.engine.model);
   std::vector<int32_t> stop_ids;
   for (const std::string& spelling : chat->stop_tokens()) {
     if (const auto id = session.tokenizer->special_id(spelling)) stop_ids.push_back(*id);

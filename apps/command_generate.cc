@@ -64,7 +64,7 @@ Prompt make_prompt(const Options& o, const Session& session) {
     p.ids = session.tokenizer->encode(text, true);
     return p;
   }
-  const auto chat = model::make_chat_template(session.config);
+  const auto chat = model::make_chat_template(session.config, o.engine.model);
   std::vector<model::ChatMessage> messages;
   if (!o.system.empty()) messages.push_back({"system", o.system, {}, {}});
   messages.push_back({"user", text, {}, {}});

@@ -83,7 +83,7 @@ int run_serve(Options o) {
   o.server.service.max_in_flight = session.engine->memory_plan().effective_running_requests + o.max_queued;
   std::unique_ptr<model::ChatTemplate> chat;
   try {
-    chat = model::make_chat_template(session.config);
+    chat = model::make_chat_template(session.config, o.engine.model);
   } catch (const base::Error& e) {
     base::log(base::LogLevel::kWarning, std::string("no /v1/chat/completions: ") + e.what());
   }

@@ -1,6 +1,12 @@
 #include "model/chat.h"
 
+#include <algorithm>
+#include <array>
+#include <set>
+#include <system_error>
+
 #include "base/error.h"
+#include "base/log.h"
 #include "model/json.h"
 
 namespace kadence::model {
@@ -120,7 +126,76 @@ class KimiChat final : public ChatTemplate {
   }
 };
 
+// The template that a checkpoint carries: where, and its text. Several named ones count as one text.
+struct OwnTemplate {
+  std::string file, text;
+};
+OwnTemplate own_template(const std::filesystem::path& dir) {
+  constexpr size_t kMaxBytes = size_t{1} << 20;
+  std::error_code ec;
+  const std::filesystem::path jinja = dir / "chat_template.jinja", config = dir / "tokenizer_config.json";
+  if (std::filesystem::exists(jinja, ec)) return {jinja.string(), read_file(jinja, kMaxBytes)};
+  if (!std::filesystem::exists(config, ec)) return {};
+  const Json doc = read_json(config);
+  const Json* t = JsonObject(&doc, config.string()).find({"chat_template"});
+  if (!t) return {};
+  OwnTemplate own{config.string() + ": chat_template", {}};
+  if (t->is_string()) {
+    own.text = t->get<std::string>();
+  } else if (t->is_array()) {
+    for (const Json& named : *t) own.text += JsonObject(&named, own.file).string_or({"template"}, "") + "\n";
+  } else {
+    JsonObject(&doc, config.string()).fail("chat_template", "a string or a list of named templates", brief(*t));
+  }
+  return own;
+}
+
+// FNV-1a of the text without white space and the dashes that only trim it, so that formatting does not count.
+uint64_t fingerprint(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (const char c : text)
+    if (c != ' ' && c != '\n' && c != '\t' && c != '\r' && c != '-') h = (h ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  return h;
+}
+
+// Templates whose rendering by transformers is recorded and compared with KimiChat's: kadence-tiny's.
+constexpr std::array<uint64_t, 1> kKnownKimiTemplates = {0xaffd4ecfa3bb51f7};
+
+void compare_with_kimi(const OwnTemplate& own) {
+  const uint64_t print = fingerprint(own.text);
+  if (std::find(kKnownKimiTemplates.begin(), kKnownKimiTemplates.end(), print) != kKnownKimiTemplates.end()) return;
+  const std::set<std::string> known = {"<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>",
+                                       "<|im_end|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+                                       "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+                                       // of pictures, which no message here has
+                                       "<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"};
+  const auto refuse = [&](const std::string& why) {
+    base::throw_error(
+        base::ErrorCode::kUnsupported,
+        own.file + ": wanted the chat form of kimi_linear (the only one implemented), got a template " + why);
+  };
+  for (size_t at = 0; (at = own.text.find("<|", at)) != std::string::npos; ++at) {
+    const size_t end = own.text.find("|>", at);
+    if (end == std::string::npos) break;
+    const std::string token = own.text.substr(at, end + 2 - at);
+    if (token.find_first_of(" \n{}'\"") == std::string::npos && !known.count(token))
+      refuse("with " + token.substr(0, 60));
+  }
+  for (const char* token : {"<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"})
+    if (own.text.find(token) == std::string::npos) refuse(std::string("without ") + token);
+  base::log(base::LogLevel::kWarning,
+            own.file +
+                ": this template is not known to render as the built-in chat form of kimi_linear, which is used "
+                "instead of it: compare prompts (default system messages, tools) before relying on them");
+}
+
 }  // namespace
+
+std::unique_ptr<ChatTemplate> make_chat_template(const ModelConfig& config, const std::filesystem::path& dir) {
+  auto chat = make_chat_template(config);
+  if (const OwnTemplate own = own_template(dir); !own.file.empty()) compare_with_kimi(own);
+  return chat;
+}
 
 std::unique_ptr<ChatTemplate> make_chat_template(const ModelConfig& config) {
   if (config.architecture == "kimi_linear") return std::make_unique<KimiChat>();

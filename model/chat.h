@@ -1,6 +1,7 @@
-// Chat transcripts to prompts, one renderer a family (no Jinja).
+// Chat transcripts to prompts, one renderer a family (no Jinja): a checkpoint's own template is compared, never run.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,5 +37,10 @@ class ChatTemplate {
 
 // The renderer of a family; Error{kUnsupported} names the families that have one.
 std::unique_ptr<ChatTemplate> make_chat_template(const ModelConfig& config);
+// The same for the checkpoint in `dir`, whose own template (chat_template.jinja, else chat_template of
+// tokenizer_config.json) must be that renderer's: one that uses other control tokens is refused with
+// Error{kUnsupported} naming the file, one that is merely not known to render the same is named in a logged warning.
+// Error{kIo} if it cannot be read.
+std::unique_ptr<ChatTemplate> make_chat_template(const ModelConfig& config, const std::filesystem::path& dir);
 
 }  // namespace kadence::model

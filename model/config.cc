@@ -259,8 +259,10 @@ ModelConfig parse_config(std::string_view config, std::string_view generation, c
   read_special_ids(text, c);
   if (inner) read_special_ids(top, c);
   if (!generation.empty()) {
-    const Json g = parse_json(generation, "generation_config.json", {size_t{16} << 20, 16});
-    read_special_ids(JsonObject(&g, "generation_config.json"), c);
+    const std::string name = (std::filesystem::path(origin).parent_path() / "generation_config.json").string();
+    const Json g = parse_json(generation, name, {size_t{16} << 20, 16});
+    if (!g.is_object()) base::throw_error(base::ErrorCode::kIo, name + ": wanted a JSON object, got " + brief(g));
+    read_special_ids(JsonObject(&g, name), c);
   }
   return c;
 }
@@ -273,9 +275,12 @@ ModelConfig load_config(const std::filesystem::path& dir) {
         dir.string() + (std::filesystem::exists(dir, ec) ? ": wanted a folder, got a file" : ": no such folder"));
   const std::filesystem::path file = dir / "config.json", generation = dir / "generation_config.json";
   constexpr size_t kMaxBytes = size_t{16} << 20;
-  return parse_config(read_file(file, kMaxBytes),
-                      std::filesystem::exists(generation, ec) ? read_file(generation, kMaxBytes) : std::string(),
-                      file.string());
+  const bool has_generation = std::filesystem::exists(generation, ec);
+  const std::string config_text = read_file(file, kMaxBytes),
+                    generation_text = has_generation ? read_file(generation, kMaxBytes) : std::string();
+  if (has_generation && generation_text.empty())
+    base::throw_error(base::ErrorCode::kIo, generation.string() + ": wanted a JSON object, got an empty file");
+  return parse_config(config_text, generation_text, file.string());
 }
 
 }  // namespace kadence::model

@@ -41,7 +41,12 @@ std::string brief(const Json& value) {
 
 std::string read_file(const std::filesystem::path& file, size_t max_bytes) {
   std::error_code ec;
-  if (!std::filesystem::is_regular_file(file, ec)) throw_io(file.string() + ": no such file");
+  const std::filesystem::file_status status = std::filesystem::status(file, ec);
+  if (status.type() == std::filesystem::file_type::not_found) throw_io(file.string() + ": no such file");
+  if (ec) throw_io(file.string() + ": " + ec.message());
+  if (std::filesystem::is_directory(status)) throw_io(file.string() + ": wanted a file, got a folder");
+  if (!std::filesystem::is_regular_file(status))  // a FIFO would be waited for, a device has no size
+    throw_io(file.string() + ": wanted a regular file, got a FIFO, socket or device");
   const auto size = std::filesystem::file_size(file, ec);
   if (ec) throw_io(file.string() + ": " + ec.message());
   if (size > max_bytes)

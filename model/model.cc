@@ -31,6 +31,7 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& dir, const LoadOp
                       "model kimi_linear on " + stream.info().name + "; implemented: cpu");
   ModelConfig config = load_config(dir);
   const Checkpoint checkpoint = Checkpoint::open(dir);
+  if (!checkpoint.index_note().empty()) base::log(base::LogLevel::kWarning, checkpoint.index_note());
   WeightLoader loader(checkpoint, &stream, options.progress);
   KimiWeights weights = load_kimi_weights(config, loader);
   if (const std::vector<std::string> unread = loader.unread(); !unread.empty()) {

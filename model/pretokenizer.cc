@@ -14,6 +14,8 @@ namespace {
 
 constexpr int32_t kMaxPatternBytes = 1 << 16;
 constexpr int32_t kRegexStackBytes = 64 << 20;
+// ICU's unit: 10,000 steps of its matcher, about a millisecond.
+constexpr size_t kLeastSteps = 1000, kBytesPerStep = 100;
 
 std::string translate(const std::string& pattern) {
   std::string out;
@@ -36,17 +38,18 @@ std::string translate(const std::string& pattern) {
 }  // namespace
 
 struct SplitRegex::Impl {
-  std::string pattern;
+  std::string pattern, origin;
   URegularExpression* compiled = nullptr;
   ~Impl() {
     if (compiled) uregex_close(compiled);
   }
 };
 
-SplitRegex::SplitRegex(const std::string& pattern) : impl_(std::make_unique<Impl>()) {
+SplitRegex::SplitRegex(const std::string& pattern, std::string origin) : impl_(std::make_unique<Impl>()) {
   impl_->pattern = pattern;
+  impl_->origin = std::move(origin);
   const auto fail = [&](const std::string& why) {
-    base::throw_error(base::ErrorCode::kIo, "pattern " + pattern.substr(0, 200) + ": " + why);
+    base::throw_error(base::ErrorCode::kIo, impl_->origin + ": pattern " + pattern.substr(0, 200) + ": " + why);
   };
   if (pattern.empty() || pattern.size() > kMaxPatternBytes)
     fail("empty or longer than " + std::to_string(kMaxPatternBytes) + " bytes");
@@ -81,8 +84,10 @@ void SplitRegex::split(std::string_view text, Keep keep, std::vector<std::string
   const std::unique_ptr<URegularExpression, void (*)(URegularExpression*)> re(uregex_clone(impl_->compiled, &status),
                                                                               uregex_close);
   uregex_setStackLimit(re.get(), kRegexStackBytes, &status);
-  // Steps, not time: linear expressions never come near it, one that explodes on this text ends in an error.
-  uregex_setTimeLimit(re.get(), static_cast<int32_t>(std::min<size_t>(2'000'000'000, 10'000 + text.size())), &status);
+  // Steps, not time, so that the same text is always taken or refused: about a second's worth, and for long texts many
+  // times what linear expressions need. One that explodes on this text ends in an error.
+  const size_t steps = kLeastSteps + text.size() / kBytesPerStep;
+  uregex_setTimeLimit(re.get(), static_cast<int32_t>(std::min<size_t>(2'000'000'000, steps)), &status);
   uregex_setText(re.get(), wide.data(), static_cast<int32_t>(wide.size()), &status);
 
   size_t byte = 0;
@@ -104,11 +109,15 @@ void SplitRegex::split(std::string_view text, Keep keep, std::vector<std::string
     if (keep != Keep::kGaps) pieces.push_back(text.substr(first, last - first));
     at = last;
   }
+  if (status == U_REGEX_TIME_OUT)
+    base::throw_error(base::ErrorCode::kOutOfRange,
+                      impl_->origin + ": pattern " + impl_->pattern.substr(0, 200) + ": splitting a text of " +
+                          std::to_string(text.size()) + " bytes took more than the " + std::to_string(steps) +
+                          "0000 steps it may take (the expression backtracks without end)");
   if (U_FAILURE(status))
     base::throw_error(
-        status == U_REGEX_STACK_OVERFLOW || status == U_REGEX_TIME_OUT ? base::ErrorCode::kOutOfRange
-                                                                       : base::ErrorCode::kInternal,
-        std::string("splitting a text of ") + std::to_string(text.size()) + " bytes: " + u_errorName(status));
+        status == U_REGEX_STACK_OVERFLOW ? base::ErrorCode::kOutOfRange : base::ErrorCode::kInternal,
+        impl_->origin + ": splitting a text of " + std::to_string(text.size()) + " bytes: " + u_errorName(status));
   if (at < text.size() && keep != Keep::kMatches) pieces.push_back(text.substr(at));
 }
 

@@ -13,8 +13,8 @@ namespace kadence::model {
 // is another set, so \s and \S are translated. Safe for concurrent use.
 class SplitRegex {
  public:
-  // Throws Error{kIo} naming the pattern if ICU does not take it.
-  explicit SplitRegex(const std::string& pattern);
+  // `origin`: where it was read, named in errors. Throws Error{kIo} naming the pattern if ICU does not take it.
+  explicit SplitRegex(const std::string& pattern, std::string origin = "tokenizer");
   ~SplitRegex();
   SplitRegex(SplitRegex&&) noexcept;
   SplitRegex& operator=(SplitRegex&&) noexcept;

@@ -235,6 +235,12 @@ Checkpoint Checkpoint::open(const std::filesystem::path& dir) {
   }
   for (const auto& [name, file] : weight_map)
     if (!c.tensors_.count(name)) throw_io(index.string() + ": tensor " + name + " is not in " + file);
+  // Nothing is read by it, and writers that tie weights disagree about it.
+  const Json* metadata = top.find({"metadata"});
+  const Json* total = metadata ? JsonObject(metadata, index.string()).find({"total_size"}) : nullptr;
+  if (total && *total != c.data_bytes_)
+    c.index_note_ = index.string() + ": total_size: wanted the " + std::to_string(c.data_bytes_) +
+                    " bytes of the tensors it lists, got " + brief(*total);
   return c;
 }
 

@@ -50,13 +50,15 @@ class Checkpoint {
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   uint64_t data_bytes() const { return data_bytes_; }
   const std::string& origin() const { return origin_; }
+  // What is odd about the index without making it wrong, in words; empty = nothing.
+  const std::string& index_note() const { return index_note_; }
 
  private:
   struct Mapping;
   Checkpoint();
   void add_file(const std::filesystem::path& file, const std::map<std::string, std::string>* weight_map);
 
-  std::string origin_;
+  std::string origin_, index_note_;
   std::vector<std::unique_ptr<Mapping>> files_;
   std::map<std::string, TensorView, std::less<>> tensors_;
   uint64_t data_bytes_ = 0;

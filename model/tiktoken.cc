@@ -80,10 +80,17 @@ std::unique_ptr<Tokenizer> load_tiktoken(const std::filesystem::path& file, cons
   if (tokens.empty()) fail("no tokens");
   const int32_t ranks = static_cast<int32_t>(tokens.size());
   TokenizerParts parts{Bpe(std::move(tokens), true), {}, {}, {}, false, kMaxChars, kMaxRun};
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const std::string& token = parts.bpe.tokens()[static_cast<size_t>(rank)];
+    if (const int32_t first = parts.bpe.id_of(token); !token.empty() && first != rank)
+      fail("rank " + std::to_string(rank) + " has the token of rank " + std::to_string(first) + ", " +
+           brief(Json(token)) + ": wanted each token once");
+  }
   for (int b = 0; b < 256; ++b)
     if (parts.bpe.id_of(std::string(1, static_cast<char>(b))) < 0) fail("no token for byte " + std::to_string(b));
   parts.bpe.add_merges_by_rank();
-  parts.stages.push_back({SplitRegex(pattern.empty() ? kimi_pattern() : pattern), SplitRegex::Keep::kAll, false});
+  parts.stages.push_back(
+      {SplitRegex(pattern.empty() ? kimi_pattern() : pattern, origin), SplitRegex::Keep::kAll, false});
 
   std::map<int32_t, AddedToken> control;
   std::error_code ec;

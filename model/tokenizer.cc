@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "model/json.h"
 #include "model/tokenizer_impl.h"
 #include "model/utf8.h"
 
@@ -37,6 +38,12 @@ std::string StreamDecoder::finish() {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& dir) {
   std::error_code ec;
+  const bool any =
+      std::filesystem::exists(dir / "tokenizer.json", ec) || std::filesystem::exists(dir / "tiktoken.model", ec);
+  if (const std::filesystem::path config = dir / "tokenizer_config.json"; any && std::filesystem::exists(config, ec)) {
+    if (const Json doc = read_json(config); !doc.is_object())
+      base::throw_error(base::ErrorCode::kIo, config.string() + ": wanted a JSON object, got " + brief(doc));
+  }
   if (std::filesystem::exists(dir / "tokenizer.json", ec)) return load_tokenizer_json(dir / "tokenizer.json");
   if (std::filesystem::exists(dir / "tiktoken.model", ec))
     return load_tiktoken(dir / "tiktoken.model", dir / "tokenizer_config.json");

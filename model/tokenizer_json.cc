@@ -67,12 +67,12 @@ struct Reader {
     } else if (type == "ByteLevel") {
       const bool space = flag(p, "add_prefix_space", true);
       if (flag(p, "use_regex", true))
-        parts.stages.push_back({SplitRegex(kByteLevelPattern), SplitRegex::Keep::kAll, space});
+        parts.stages.push_back({SplitRegex(kByteLevelPattern, origin), SplitRegex::Keep::kAll, space});
       else
         parts.prefix_space = space;
     } else if (type == "Digits") {
-      parts.stages.push_back(
-          {SplitRegex(flag(p, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"), SplitRegex::Keep::kAll, false});
+      parts.stages.push_back({SplitRegex(flag(p, "individual_digits", false) ? "\\p{N}" : "\\p{N}+", origin),
+                              SplitRegex::Keep::kAll, false});
     } else if (type == "Split") {
       const Json* pattern = find(p, "pattern");
       if (!pattern || !pattern->is_object()) fail("Split: wanted a pattern with Regex or String");
@@ -84,7 +84,7 @@ struct Reader {
         keep = flag(p, "invert", false) ? SplitRegex::Keep::kMatches : SplitRegex::Keep::kGaps;
       else if (behavior != "Isolated")
         unsupported("Split behavior " + behavior + " (implemented: Isolated, Removed)");
-      parts.stages.push_back({SplitRegex(regex), keep, false});
+      parts.stages.push_back({SplitRegex(regex, origin), keep, false});
     } else {
       unsupported("pre_tokenizer " + type + " (implemented: Split, ByteLevel, Digits, Sequence)");
     }

@@ -176,6 +176,68 @@ class BadModels(CliTest):
         edit_json(model / "tokenizer.json", lambda t: t["model"]["merges"].append("never seen"))
         self.broken(model, "tokenizer.json", prompt="hello")
 
+    def test_files_beside_the_config(self):
+        for text in ("", "[]", "null", "{", '{"eos_token_id": "x"}'):
+            model = self.copy_model(name=f"gen{len(os.listdir(self.folder))}")
+            (model / "generation_config.json").write_text(text)
+            self.broken(model, model / "generation_config.json")
+        for text in ("", "[]", "{"):
+            model = self.copy_model(model=TINY, name=f"tokconf{len(os.listdir(self.folder))}")
+            (model / "tokenizer_config.json").write_text(text)
+            self.broken(model, model / "tokenizer_config.json")
+        model = self.copy_model(name="kinds")
+        config = model / "config.json"
+        config.unlink()
+        self.broken(model, config, "no such file")
+        config.mkdir()
+        self.broken(model, config, "folder")
+        config.rmdir()
+        os.mkfifo(config)
+        self.broken(model, config, "FIFO")
+        config.unlink()
+        config.symlink_to("/dev/zero")
+        self.broken(model, config, "device")
+
+    def test_an_index_with_a_wrong_total_is_said(self):
+        model = self.copy_model(name="total")
+        edit_json(model / "model.safetensors.index.json", lambda i: i["metadata"].update(total_size=7))
+        done = run("generate", "--model", model, "--ids", self.write("ids", "5 6 7"), "--max-tokens", 1)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("warning"), 1)
+        self.assertRegex(done.stderr, r"index\.json: total_size: wanted the 672528 .* got 7")
+
+    def test_patterns_that_are_wrong_or_explode(self):
+        def with_pattern(regex):
+            model = self.copy_model(model=TINY, name=f"pattern{len(os.listdir(self.folder))}")
+            edit_json(model / "tokenizer.json", lambda t: t["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=regex))
+            return model
+        model = with_pattern("(((")
+        self.broken(model, model / "tokenizer.json", "pattern (((")
+        model = with_pattern("(a+)+$")
+        self.broken(model, model / "tokenizer.json", "pattern (a+)+$", "steps", prompt="a" * 40 + "b")
+
+    def test_chat_templates_that_are_not_the_built_in_one(self):
+        chat = ("--chat", "--prompt", "hello", "--max-tokens", 1, "--ignore-eos")
+        plain = run("generate", "--model", TINY, *chat)
+        self.assertEqual((plain.returncode, plain.stderr), (0, ""))
+        model = self.copy_model(model=TINY)
+        recorded = json.loads((model / "tokenizer_config.json").read_text())["chat_template"]
+        jinja = model / "chat_template.jinja"
+        for text, says in (("<|im_start|>" + recorded, "<|im_start|>"), ("{{ messages }}", "<|im_user|>"), ("", "<|im_user|>")):
+            jinja.write_text(text)
+            self.refused("generate", "--model", model, *chat, status=1, says=[jinja, says])
+            self.ok("generate", "--model", model, "--prompt", "hello", "--max-tokens", 1, "--ignore-eos")  # no chat, no template
+        jinja.write_text(recorded + "\n")
+        same = run("generate", "--model", model, *chat)
+        self.assertEqual((same.returncode, same.stdout, same.stderr), (0, plain.stdout, ""))
+        jinja.write_text("{%- if messages[0]['role'] != 'system' -%}<|im_system|>system<|im_middle|>Be brief.<|im_end|>{%- endif -%}" + recorded)
+        warned = run("generate", "--model", model, *chat)
+        self.assertEqual((warned.returncode, warned.stdout), (0, plain.stdout))
+        self.assertRegex(warned.stderr, "warning: .*chat_template.jinja: this template is not known")
+        jinja.unlink()
+        edit_json(model / "tokenizer_config.json", lambda c: c.update(chat_template=[{"name": "default", "template": "<|user|>" + recorded}]))
+        self.refused("generate", "--model", model, *chat, status=1, says=[model / "tokenizer_config.json", "chat_template", "<|user|>"])
+
     def test_golden_that_is_broken(self):
         model = self.copy_model(name="golden")
         (model / "golden.json").write_text("{")

@@ -111,6 +111,33 @@ TEST(EngineModel, ABatchHasTheBitsOfEachAlone) {
   }
 }
 
+TEST(EngineModel, ResumedRowsOfABatchHaveTheColdBits) {
+  for (const int64_t chunk : {64, 512}) {
+    SCOPED_TRACE(chunk);
+    const auto chunked = [&](EngineOptions& o) { o.chunked_prefill_size = chunk; };
+    Fixture batch(chunked), cold([](EngineOptions&o) { o.radix_cache = false; });
+    const Ids shared = batch.tokens(40, 700);
+    batch.run(ask(shared, -1, 0));
+    // Branches of one prefix beside prompts that nobody has cached; the branches resume, the others start cold.
+    std::vector<RequestSpec> specs;
+    std::vector<RequestId> ids;
+    for (uint64_t i = 0; i < 4; ++i) {
+      specs.push_back(ask(shared + batch.tokens(41 + i, 30 + 50 * static_cast<int64_t>(i)), 700, 12));
+      specs.push_back(ask(batch.tokens(50 + i, 20 + 90 * static_cast<int64_t>(i)), 1, 12));
+    }
+    for (const RequestSpec& s : specs) ids.push_back(batch.submit(s));
+    batch.engine->step();
+    EXPECT_EQ(batch.engine->stats().last_step_extend_rows, 8);
+    batch.engine->run_until_idle();
+    for (size_t i = 0; i < specs.size(); ++i) {
+      SCOPED_TRACE(i);
+      const RequestOutput got = batch.engine->take_output(ids[i]).value();
+      EXPECT_EQ(got.cached_tokens, i % 2 == 0 ? 640 : 0);
+      expect_bits(got, cold.run(specs[i]));
+    }
+  }
+}
+
 TEST(EngineModel, BranchesAndTurnsHaveTheColdBits) {
   Fixture engine;
   const auto cold = [](const RequestSpec& spec) { return Fixture().run(spec); };

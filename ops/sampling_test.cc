@@ -151,6 +151,41 @@ TEST(Sample, IsAPureFunctionOfSeedAndIndex) {
   EXPECT_GT(differs_by_seed, 100);
 }
 
+TEST(Sample, IsAPureFunctionOfHistoryAndPenaltiesToo) {
+  const auto logits = logits_of(1000, 3);
+  SamplingParams p;
+  p.temperature = 1, p.seed = 42;
+  std::vector<float> scratch, used(5000, kNaN);
+  std::vector<int32_t> likely(1000);
+  for (size_t i = 0; i < likely.size(); ++i) likely[i] = static_cast<int32_t>(i);
+  std::sort(likely.begin(), likely.end(),
+            [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
+  const std::vector<int32_t> head(likely.begin(), likely.begin() + 100), backwards(head.rbegin(), head.rend());
+  const TokenHistory none, generated{{}, head}, prompt{head, {}}, reordered{{}, backwards};
+  for (float SamplingParams::*penalty :
+       {&SamplingParams::presence_penalty, &SamplingParams::frequency_penalty, &SamplingParams::repetition_penalty}) {
+    SamplingParams with = p;
+    with.*penalty = 3;
+    int differs_by_history = 0, differs_by_penalty = 0, differs_by_prompt = 0;
+    for (uint64_t i = 0; i < 200; ++i) {
+      const int32_t a = ops::sample(logits, generated, with, i, scratch);
+      EXPECT_EQ(ops::sample(logits, generated, with, i, used), a);  // whatever ran in between, whatever is in scratch
+      EXPECT_EQ(ops::sample(logits, reordered, with, i, used), a);  // counts, not order
+      EXPECT_EQ(ops::sample(logits, generated, p, i, used), ops::sample(logits, none, p, i, scratch));
+      differs_by_history += a != ops::sample(logits, none, with, i, scratch);
+      differs_by_penalty += a != ops::sample(logits, generated, p, i, scratch);
+      differs_by_prompt += ops::sample(logits, prompt, with, i, scratch) != ops::sample(logits, none, with, i, scratch);
+    }
+    EXPECT_GT(differs_by_history, 20);
+    EXPECT_GT(differs_by_penalty, 20);
+    // Presence and frequency count what was generated; only repetition looks at the prompt.
+    if (penalty == &SamplingParams::repetition_penalty)
+      EXPECT_GT(differs_by_prompt, 20);
+    else
+      EXPECT_EQ(differs_by_prompt, 0);
+  }
+}
+
 TEST(Sample, GreedyTakesTheLowestOfEquals) {
   std::vector<float> scratch;
   SamplingParams p;

@@ -185,6 +185,24 @@ TEST(Tokenizer, TiktokenCutsHugeTextsWithoutChangingBytes) {
   EXPECT_EQ(t->encode(run, false), want);
 }
 
+TEST(Tokenizer, ExpressionsMayTakeStepsInProportionToTheText) {
+  std::vector<std::string_view> pieces;
+  EXPECT_ERROR(SplitRegex("(a+)+$", "folder/t.json").split(std::string(40, 'a') + "b", SplitRegex::Keep::kAll, pieces),
+               ErrorCode::kOutOfRange, "folder/t.json", "(a+)+$", "steps");
+  EXPECT_ERROR(SplitRegex("(((", "folder/t.json"), ErrorCode::kIo, "folder/t.json", "(((");
+  // What costs linear expressions most stays allowed.
+  const SplitRegex kimi(kimi_pattern());
+  for (const char* unit : {"a", "A", " ", "\n", " \n", "!", "1", "aA", "'", "\xe6\xbc\xa2", "a!", " a"}) {
+    std::string text;
+    while (text.size() < 300'000) text += unit;
+    pieces.clear();
+    kimi.split(text, SplitRegex::Keep::kAll, pieces);
+    std::string joined;
+    for (const std::string_view p : pieces) joined += p;
+    EXPECT_EQ(joined, text) << unit;
+  }
+}
+
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
   std::string word;
   while (word.size() < 2'000'000)  // quadratic merging would take hours: the test's time limit tells
@@ -304,6 +322,7 @@ TEST(Tiktoken, BrokenFilesAreRefused) {
   refuse(good + "YWJj 99999999999\n", "out of range");
   refuse(good + "YWJj -1\n", "out of range");
   refuse("YQ== 0\n", "no token for byte");
+  refuse(good + base64(tiny().token_bytes(300, false)) + " 4088\n", "rank 4088 has the token of rank 300");
   dir.write("tiktoken.model", good);
   EXPECT_ERROR(
       load_tiktoken(dir.path() / "tiktoken.model", dir.write("c.json", "{\"added_tokens_decoder\":{\"x\":{}}}")),

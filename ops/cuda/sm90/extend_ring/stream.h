@@ -125,7 +125,7 @@ class Events {
   }
   const RingParams& p_;
   Pieces pieces_;
-  Piece piece_;
+  Piece piece_{};
   bool more_ = false;
   int done_ = 0, count_ = 0, ckpt_ = 0;
 };

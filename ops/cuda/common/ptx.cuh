@@ -46,12 +46,6 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
 }
 __device__ __forceinline__ float bf16_lo(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float bf16_hi(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
-// Pairs of bf16, each product rounded once.
-__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t x, uint32_t y) {
-  uint32_t r;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
-  return r;
-}
 
 // --- shared memory ---------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void st_shared(uint32_t a, uint32_t x) {
@@ -60,6 +54,12 @@ __device__ __forceinline__ void st_shared(uint32_t a, uint32_t x) {
 __device__ __forceinline__ void st_shared(uint32_t a, float x) { st_shared(a, __float_as_uint(x)); }
 __device__ __forceinline__ void st_shared_v2(uint32_t a, uint32_t x, uint32_t y) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(a), "r"(x), "r"(y) : "memory");
+}
+// Only if `on`, by a predicate and not a branch.
+__device__ __forceinline__ void st_shared_v2_if(bool on, uint32_t a, uint32_t x, uint32_t y) {
+  asm volatile("{.reg .pred p;\n setp.ne.u32 p, %3, 0;\n @p st.shared.v2.b32 [%0], {%1, %2};}" ::"r"(a), "r"(x), "r"(y),
+               "r"(static_cast<uint32_t>(on))
+               : "memory");
 }
 __device__ __forceinline__ void st_shared_v4(uint32_t a, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
@@ -80,11 +80,6 @@ __device__ __forceinline__ int ld_shared_int(uint32_t a) {
 __device__ __forceinline__ float2 ld_shared_v2(uint32_t a) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a) : "memory");
-  return v;
-}
-__device__ __forceinline__ uint2 ld_shared_v2u(uint32_t a) {
-  uint2 v;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a) : "memory");
   return v;
 }
 __device__ __forceinline__ float4 ld_shared_v4(uint32_t a) {

@@ -42,16 +42,6 @@ __device__ __forceinline__ void wgmma_m64n32k16(float* d, const uint32_t* a, uin
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
-// The same with A in shared memory, K-major like B.
-__device__ __forceinline__ void wgmma_m64n32k16_shared(float (&d)[16], uint64_t a, uint64_t b, int accumulate = 1) {
-  asm volatile(
-      "{.reg .pred p;\n setp.ne.b32 p, %18, 0;\n"
-      " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15}, %16, %17, p, 1, 1, 0, 0;}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
 // D[64 x 128] (+)= A[64 x 16] B[16 x 128], B N-major.
 __device__ __forceinline__ void wgmma_m64n128k16_nmajor(float* d, const uint32_t* a, uint64_t b, int accumulate = 1) {
   asm volatile(

@@ -44,31 +44,34 @@ struct Scan {
   static constexpr int kStateBytes = 16384;
   static constexpr int kBytes = kState + 2 * kStateBytes;
 };
-// Of one preparing warpgroup: its slot image first, then temporaries. c: cumulative log2 decay; m: that of the chunk's
-// first half, rounded to an integer, channel by channel. Tiles have rows of 128 B and the 128-byte swizzle.
+// Of one preparing warpgroup: its slot image first, then temporaries.
 struct Prep {
-  // Key half h at 8192 h, 64 rows: first k and q as loaded, then in place bf16 -k 2^(c - m) and q 2^(c - m).
-  static constexpr int kAnchored = Slot::kPadded;
-  // Key half h at 4096 h, 32 rows: fp16 k 2^(c_end - c), and where W goes afterwards bf16 k 2^(m - c).
-  static constexpr int kUpdateKeys = kAnchored + 16384, kInverseKeys = Slot::kUpdate;
-  static constexpr int kInverse = kUpdateKeys + 8192;  // fp16, 2 x 16 rows of 48 B: T00^T, T11^T
-  static constexpr int kCorner = kInverse + 1536;      // fp16, 16 B a lane: -T11 L10 as fragments
-  static constexpr int kBeta = kCorner + 512;          // fp32[32], twice: by the turn's parity
-  static constexpr int kNorms = kBeta + 256;           // fp32[32][2]: -1 / |k|, scale / |q|
-  static constexpr int kMixExact = kNorms + 256;       // fp16, two blocks of 16 rows of 48 B (exact path)
-  static constexpr int kMail = kMixExact + 1536;       // Mail, see kernel.cuh
-  static constexpr int kMailBytes = 160;
-  static constexpr int kBarriers = kMail + kMailBytes;  // PrepBarriers, see kernel.cuh
-  static constexpr int kBytes = (kBarriers + 64 + 1023) / 1024 * 1024;
-  // Overlays: in M's place fp32[4][128], the log2 decay of each warp's tokens, then two 16 x 16 blocks of -L, fp32 by
-  // columns; fp32[32][128], each token's log2 decay, where factors go (exact path).
-  static constexpr int kGroupSums = Slot::kMix, kLower = Slot::kMix, kExactDecay = 0;
+  static constexpr int kUpdateKeys = Slot::kPadded;       // fp16, key half h at 4096 h: 32 rows, k 2^(c_end - c)
+  static constexpr int kCornerKeys = kUpdateKeys + 8192;  // bf16, half h at 2048 h: 16 rows, k 2^(c_15 - c)
+  static constexpr int kSecondHalf = kCornerKeys + 4096;  // bf16, half h at 2048 h: -k, then q (+4096), anchored at 16
+  static constexpr int kLower = kSecondHalf + 8192;       // fp32, two 16 x 16 blocks of -L by columns
+  static constexpr int kCorner = kLower + 2048;           // fp16, 16 rows of 48 B: block (1,0) of -L
+  static constexpr int kInverse = kCorner + 768;          // fp16, 32 rows of 80 B: T^T
+  static constexpr int kBeta = kInverse + 2560;           // fp32[32], twice: by the turn's parity
+  static constexpr int kNorms = kBeta + 256;              // fp32[64]: of k, of q (exact path)
+  static constexpr int kMixExact = kNorms + 256;          // fp16, two blocks of 16 rows of 48 B (exact path)
+  static constexpr int kMail = kMixExact + 1536;          // Mail, see kernel.cuh
+  static constexpr int kMailBytes = 192;
+  static constexpr int kBytes = (kMail + kMailBytes + 1023) / 1024 * 1024;
+  // Overlays: k 2^-p until W is written; sums until L is; tables of the exact path under the slot.
+  static constexpr int kInverseKeys = Slot::kUpdate;
+  static constexpr int kGroupSums = kLower;          // fp32[4][128]: log2 decay of each warp's tokens
+  static constexpr int kExactDecay = 0;              // fp32[32][128]
+  static constexpr int kExactKeys = 16384;           // bf16[32][128]
+  static constexpr int kExactQueries = kSecondHalf;  // bf16[32][128]
 };
 inline constexpr int kMailSlots = 4;  // items announced to a preparing warpgroup at a time
 inline constexpr int kSharedBarriers =
     kPrepGroups * Prep::kBytes > Scan::kBytes ? kPrepGroups* Prep::kBytes : Scan::kBytes;
+inline constexpr int kPrepBarriers = (kMailSlots + 2) * 8;  // bytes: items announced; image complete; image free
+inline constexpr int kSharedPrepBarriers = kSharedBarriers + 2 * kScanStages * 8;
 inline constexpr int kStoreBarriers = 48;  // bytes a half: outputs complete, free (two each); state complete, free
-inline constexpr int kSharedStoreBarriers = kSharedBarriers + 2 * kScanStages * 8;
+inline constexpr int kSharedStoreBarriers = kSharedPrepBarriers + kPrepGroups * kPrepBarriers;
 inline constexpr int kNoteBytes = 48;  // two EventNotes, of half h at kNoteBytes h
 inline constexpr int kSharedNotes = kSharedStoreBarriers + 2 * kStoreBarriers;
 inline constexpr int kSharedSchedule = kSharedNotes + 2 * kNoteBytes;
@@ -111,7 +114,7 @@ struct Schedule {
   int32_t chunk[kMaxScanners + 1];  // number of the run's first chunk
 };
 // Measured cost of a chunk and head in nanoseconds, for the choice of `scanners` and `width` alone.
-inline constexpr int kCostScanWhole = 900, kCostScanHalf = 545, kCostPrep = 1550;
+inline constexpr int kCostScanWhole = 900, kCostScanHalf = 545, kCostPrep = 1950;
 inline constexpr int kRowWeight = 6;  // of loading and storing a state, in chunks
 inline constexpr int kMinPiece = 8;   // chunks on each side of a cut
 

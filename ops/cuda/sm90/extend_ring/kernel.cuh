@@ -154,48 +154,35 @@ struct Mail {
 static_assert(sizeof(Mail) <= Prep::kMailBytes);
 // Barriers of a preparing warpgroup, all in phases of one turn but `announced`, whose slots take turns.
 struct PrepBarriers {
-  uint32_t announced, factors, complete, free, keys;
-  __device__ explicit PrepBarriers(uint32_t base)  // the warpgroup's shared memory
-      : announced(base + Prep::kBarriers),
-        factors(announced + kMailSlots * 8),
-        complete(factors + 8),
-        free(complete + 8),
-        keys(free + 8) {}
+  uint32_t announced, complete, free;
+  __device__ explicit PrepBarriers(uint32_t shared, int group)
+      : announced(shared + kSharedPrepBarriers + group * kPrepBarriers),
+        complete(announced + kMailSlots * 8),
+        free(complete + 8) {}
 };
 
 template <KdaGate kGate, bool kExact, bool kDecayF32>
-__device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, const Mail& mail, int tid, int barrier) {
+__device__ __forceinline__ void prepare(const RingParams& p, uint32_t base, const Mail& mail, const PrepBarriers& bars,
+                                        int tid, int barrier) {
   ChunkPrep<kGate, kExact, kDecayF32> prep(p, base, tid, barrier);
-  const PrepBarriers bars(prep.base);
   RawChunk<kDecayF32> raw;
   int next_count = 0;  // tokens; 0: no more items
   const auto load = [&](int turn) {
     const int slot = turn % kMailSlots;
     mbarrier_wait(bars.announced + slot * 8, turn / kMailSlots & 1);
-    const ChunkInputs& in = mail.items[slot];
+    const ChunkInputs in = mail.items[slot];
     next_count = in.count;
-    if (next_count > 0) load_raw<kGate>(raw, p, in, prep.w, prep.l);
-  };
-  const auto load_tile = [&](int turn) {
-    if (prep.l == 0 && next_count > 0)
-      load_keys(p, mail.items[turn % kMailSlots], prep.base + Prep::kAnchored, bars.keys);
+    if (next_count > 0) load_raw<kGate>(raw, p, in, tid);
   };
   load(0);
-  if (prep.w == 0) load_tile(0);
 #pragma unroll 1
   for (int turn = 0; next_count > 0; ++turn) {
-    if constexpr (kExact) asm volatile("" : "+r"(prep.l));  // fewer places kept in registers the whole time
     prep.run(
-        raw, next_count, turn, bars.keys,
+        raw, next_count, turn,
         [&] {
           if (turn > 0) mbarrier_wait(bars.free, (turn - 1) & 1);
         },
-        [&] {
-          __syncwarp();
-          if (prep.l == 0) mbarrier_arrive(bars.factors);
-          load(turn + 1);
-        },
-        [&] { load_tile(turn + 1); });
+        [&] { load(turn + 1); });
     fence_proxy_async_shared();
     __syncwarp();
     if ((tid & 31) == 0) mbarrier_arrive(bars.complete);
@@ -247,7 +234,7 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
         return static_cast<int>(min(ld_relaxed_gpu(consumed), ld_relaxed_gpu(consumed + 1))) - (now.at - depth + 1);
       };
       int enough = room();  // asked early: the answer takes a while
-      while (!mbarrier_try_wait(bars.factors, turn & 1)) __nanosleep(400);
+      while (!mbarrier_try_wait(bars.complete, turn & 1)) __nanosleep(100);
 #ifdef KADENCE_DEBUG_WAITS
       int polls = 0;
 #endif
@@ -260,12 +247,8 @@ __device__ __forceinline__ void move_slots(const RingParams& p, const Schedule& 
 #endif
       }
       fence_proxy_async_global();
-      // Keys and queries while the rest is computed, then the rest.
-      uint8_t* out = p.slots + static_cast<size_t>(now.scanner * depth + slot) * Slot::kBytes;
-      bulk_store(out, base, Slot::kUpdate, policy_keep());
-      bulk_commit();
-      while (!mbarrier_try_wait(bars.complete, turn & 1)) __nanosleep(100);
-      bulk_store(out + Slot::kUpdate, base + Slot::kUpdate, Slot::kBytes - Slot::kUpdate, policy_keep());
+      bulk_store(p.slots + static_cast<size_t>(now.scanner * depth + slot) * Slot::kBytes, base, Slot::kBytes,
+                 policy_keep());
       bulk_commit();
       bulk_wait_read<0>();
       mbarrier_arrive(bars.free);
@@ -298,13 +281,11 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       for (int i = 0; i < 2; ++i) mbarrier_init(bars.out_full + i * 8, 4), mbarrier_init(bars.out_free + i * 8, 1);
       mbarrier_init(bars.state_full, 4), mbarrier_init(bars.state_free, 1);
     }
-    for (int g = 0; g < (cta < c.scan_ctas ? 0 : kPrepGroups); ++g) {
-      const PrepBarriers bars(shared + g * Prep::kBytes);
+    for (int g = 0; g < kPrepGroups; ++g) {
+      const PrepBarriers bars(shared, g);
       for (int i = 0; i < kMailSlots; ++i) mbarrier_init(bars.announced + i * 8, 1);
-      mbarrier_init(bars.factors, 4);
       mbarrier_init(bars.complete, 4);
       mbarrier_init(bars.free, 1);
-      mbarrier_init(bars.keys, 1);
     }
     mbarrier_init_fence();
   }
@@ -332,14 +313,15 @@ __global__ void __launch_bounds__(kThreads, 1) ring_kernel(const __grid_constant
       const int offset = group * Prep::kBytes;
       zero_spans(p, c, group * ctas + index, kPrepGroups * ctas, tid & 127);
       if (kProbe != 2 && c.longest > 0)
-        prepare<kGate, kExact, kDecayF32>(
-            p, shared + offset, *reinterpret_cast<const Mail*>(aligned + offset + Prep::kMail), tid & 127, group + 1);
+        prepare<kGate, kExact, kDecayF32>(p, shared + offset,
+                                          *reinterpret_cast<const Mail*>(aligned + offset + Prep::kMail),
+                                          PrepBarriers(shared, group), tid & 127, group + 1);
     } else {
       setmaxnreg_dec<kMoveRegisters>();
       const int mine = (tid >> 5) & 3, offset = mine * Prep::kBytes;
       if (kProbe != 2 && mine < kPrepGroups && c.longest > 0)
         move_slots<kDecayF32>(p, c, shared + offset, *reinterpret_cast<Mail*>(aligned + offset + Prep::kMail),
-                              PrepBarriers(shared + offset), mine * ctas + index, kPrepGroups * ctas, tid & 31);
+                              PrepBarriers(shared, mine), mine * ctas + index, kPrepGroups * ctas, tid & 31);
     }
   }
 }

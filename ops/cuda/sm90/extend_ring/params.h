@@ -33,9 +33,8 @@ struct RingParams {
   CUtensorMap values, out_map;  // V and the output as [tokens][HV * 128], boxes of 32 tokens x 64 channels
   // Pools as [slots][rows][128], boxes of 64 rows x 128 bytes; of a pool without slots unset.
   CUtensorMap state_out_map, checkpoint_map, handoff_map;
-  CUtensorMap keys, queries;  // [tokens][H * 128], boxes as of the values
-  const void *decay, *beta;
-  int64_t decay_pitch, beta_pitch, out_pitch;  // elements
+  const void *q, *k, *decay, *beta;
+  int64_t q_pitch, k_pitch, decay_pitch, beta_pitch, out_pitch;  // elements
   const float *a_log, *dt_bias;
   void* out;
   float scale, lower_bound;

@@ -127,12 +127,10 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
   const int64_t width = int64_t{problem.HV} * kDim;
   if (a.tokens > 0) {
     ring.values = encode_bf16_map(a.v.data, a.tokens, width, a.v.pitch, kChunk);
-    ring.keys = encode_bf16_map(a.k.data, a.tokens, int64_t{problem.H} * kDim, a.k.pitch, kChunk);
-    ring.queries = encode_bf16_map(a.q.data, a.tokens, int64_t{problem.H} * kDim, a.q.pitch, kChunk);
     ring.out_map = encode_bf16_map(a.out.data, a.tokens, width, a.out.pitch, kChunk);
   }
-  ring.decay = a.decay.data, ring.beta = a.beta.data;
-  ring.decay_pitch = a.decay.pitch, ring.beta_pitch = a.beta.pitch;
+  ring.q = a.q.data, ring.k = a.k.data, ring.decay = a.decay.data, ring.beta = a.beta.data;
+  ring.q_pitch = a.q.pitch, ring.k_pitch = a.k.pitch, ring.decay_pitch = a.decay.pitch, ring.beta_pitch = a.beta.pitch;
   ring.out = a.out.data, ring.out_pitch = a.out.pitch;
   ring.a_log = a.A_log, ring.dt_bias = a.dt_bias;
   ring.scale = plan.scale(), ring.lower_bound = problem.lower_bound;

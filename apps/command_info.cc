@@ -89,7 +89,7 @@ Table backend_table(const std::vector<device::DeviceInfo>& found, const std::str
   bool has_cuda_backend = false;
   for (const auto& b : ops::kda_backends()) has_cuda_backend |= b.kind == device::DeviceKind::kCuda;
   if (!has_cuda_backend) {
-    for (const char* name : {"sm80", "sm90"})
+    for (const char* name : {"sm80", "sm80-recurrent", "sm90"})
       table.add({name, "cuda", "all", false, "not in this build: configure with -DKADENCE_CUDA=ON (preset cuda)"});
   }
   return table;

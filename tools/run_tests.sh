@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Everything that `make test` runs: CUDA targets where nvcc is to be had, the binary, its end-to-end tests and
-# the fuzzers under AddressSanitizer, then all tests
-# of the dev build, whose closing lines come last. usage: run_tests.sh JOBS
+# Everything that `make test` runs: CUDA targets where nvcc is to be had; the binary, its end-to-end tests, the fuzzers and
+# most unit tests under AddressSanitizer; then all tests of the dev build, whose closing lines come last. usage: run_tests.sh JOBS
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-2}
@@ -21,7 +20,7 @@ if [ -n "$nvcc" ]; then
   ctest --preset cuda -R '^(cuda_|kda_sm)' -j "$jobs"
   cuda_note="CUDA was built, nothing of it ran (no GPU is used by the tests)"
 fi
-say "asan preset: the binary, its end-to-end tests and the fuzzers under AddressSanitizer and UndefinedBehaviorSanitizer"
+say "asan preset: the binary, its end-to-end tests, the fuzzers and most unit tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 quietly cmake --preset asan
 quietly cmake --build --preset asan -j "$jobs"
 ctest --preset asan -L asan -j "$jobs"

@@ -29,7 +29,7 @@ def command_of(patch):
 
 
 def apply(patch, tree, *options):
-    return subprocess.run(['patch', '-p1', '-s', '-f', *options, '-d', str(tree), '-i', str(patch)], capture_output=True, text=True)
+    return subprocess.run(['patch', '-p1', '-s', '-f', *options, '-d', str(tree), '-i', str(patch)], capture_output=True, text=True, errors='replace')
 
 
 def copy_tree():
@@ -49,12 +49,12 @@ def copy_tree():
 
 
 def build_and_run(tree, target, arguments, jobs):
-    done = subprocess.run(['cmake', '--build', str(WORK / 'build'), '-j', str(jobs), '--target', target], capture_output=True, text=True)
+    done = subprocess.run(['cmake', '--build', str(WORK / 'build'), '-j', str(jobs), '--target', target], capture_output=True, text=True, errors='replace')
     if done.returncode:
         return 'does not build', done.stdout[-3000:] + done.stderr[-3000:]
     binary = next(p for p in (WORK / 'build').rglob(target) if p.is_file())
     try:
-        done = subprocess.run([str(binary), *arguments], capture_output=True, text=True, timeout=600, cwd=tree)
+        done = subprocess.run([str(binary), *arguments], capture_output=True, text=True, errors='replace', timeout=600, cwd=tree)
     except subprocess.TimeoutExpired:
         return 'red', 'time ran out'
     ran = re.search(r'Running (\d+) tests?', done.stdout)

@@ -1,6 +1,7 @@
 // One io_context, one thread: every member of Impl and Connection belongs to it. Other threads post.
 #include "server/http_server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -9,6 +10,7 @@
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <iterator>
 #include <optional>
 #include <random>
 #include <unordered_map>
@@ -272,6 +274,13 @@ void Connection::parse() {
   if (parser_->is_header_done() && !head_seen_) {
     head_seen_ = true;
     deadline_ = after(server_.limits.body_seconds);
+    // Any other coding leaves the end of the body unknown, and what is body must never be read as the next request.
+    const auto codings = parser_->get().equal_range(http::field::transfer_encoding);
+    const auto known = [](const auto& field) { return boost::beast::iequals(field.value(), "chunked"); };
+    if (std::distance(codings.first, codings.second) > 1 || !std::all_of(codings.first, codings.second, known)) {
+      ++server_.bad_requests;
+      return refuse(501, "the only Transfer-Encoding that is known here is chunked");
+    }
     const bool asks = boost::beast::iequals(parser_->get()[http::field::expect], "100-continue");
     if (asks && !parser_->is_done() && parser_->get().version() >= 11) {
       queued_ += "HTTP/1.1 100 Continue\r\n\r\n";

@@ -1,6 +1,7 @@
 #include "server/service.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <chrono>
 
@@ -153,11 +154,22 @@ bool Service::allowed(const CallPtr& call) {
     return false;
   }
   const bool open = r.path == "/" || r.path == "/health" || r.path == "/health/ready";
-  if (options_.api_key.empty() || open) return true;
-  constexpr std::string_view kBearer = "Bearer ";
+  if (open) return true;
+  if (options_.api_key.empty()) {
+    // Browsers name no origin when a page reads from its own host, so a name made to point here is told by the host.
+    if (!options_.loopback || r.host.empty() || is_loopback(without_port(r.host))) return true;
+    answer(call, format_error(server_error(
+                     403, "this server listens on loopback and has no API key: the Host must be a loopback name",
+                     "host_not_allowed")));
+    return false;
+  }
+  constexpr std::string_view kBearer = "bearer ";
   const std::string_view given = r.authorization;
-  if (given.substr(0, kBearer.size()) == kBearer && same_secret(given.substr(kBearer.size()), options_.api_key))
-    return true;
+  const bool bearer = given.size() >= kBearer.size() &&
+                      std::equal(kBearer.begin(), kBearer.end(), given.begin(), [](char want, char got) {
+                        return want == std::tolower(static_cast<unsigned char>(got));
+                      });
+  if (bearer && same_secret(given.substr(kBearer.size()), options_.api_key)) return true;
   answer(call,
          format_error(server_error(401, "a valid API key is needed: Authorization: Bearer ...", "invalid_api_key")));
   return false;

@@ -18,7 +18,7 @@ BODY = b'{"prompt": "x", "max_tokens": 1}'
 
 
 def head(*fields, target="/v1/completions", method="POST", version="1.1"):
-    lines = [f"{method} {target} HTTP/{version}", "Host: x", "Connection: close", *fields]
+    lines = [f"{method} {target} HTTP/{version}", "Host: localhost", "Connection: close", *fields]
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
@@ -45,7 +45,13 @@ class Attack(serve.ServeTest):
                        ("Content-Length: 5, 6",), ("Content-Length: 99999999999999999999999",), ("Content-Length : 5",), (" " + n,)):
             with self.subTest(fields=fields):
                 self.answers(head(*fields) + BODY, 400, 413)
-        self.answers(head("Transfer-Encoding: gzip") + BODY, 400, 501)
+
+    def test_codings_other_than_chunked_end_the_connection(self):
+        for value in ("gzip", "identity", "xchunked", "chunked, chunked", "chunked, identity", "gzip, chunked", "chunked\r\nTransfer-Encoding: chunked"):
+            with self.subTest(value=value):
+                data = f"POST /v1/cache/flush HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: {value}\r\n\r\n".encode()
+                got = self.answers(data + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, 501)
+                self.assertEqual(got.count(b"HTTP/1.1 "), 1, got)
 
     def test_chunks(self):
         chunked = head("Transfer-Encoding: chunked")
@@ -79,7 +85,7 @@ class Attack(serve.ServeTest):
                 s.close()
 
     def test_odd_heads(self):
-        for data in (b"GET /health HTTP/1.1\nHost: x\n\n", b"GET /health HTTP/1.1\r\nX: a\0b\r\n\r\n", b"GET  /health HTTP/1.1\r\n\r\n", b"GET /health\r\n\r\n", b"\r\n" * 5000,
+        for data in (b"GET /health HTTP/1.1\nHost: localhost\n\n", b"GET /health HTTP/1.1\r\nX: a\0b\r\n\r\n", b"GET  /health HTTP/1.1\r\n\r\n", b"GET /health\r\n\r\n", b"\r\n" * 5000,
                      b"GET /health HTTP/1.1\r\n: v\r\n\r\n", b"GET /he alth HTTP/1.1\r\n\r\n", b"GET /health HTTP/1.1\r\nX\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
             with self.subTest(data=data[:40]):
                 self.answers(data, 400, 408, 431, 505)
@@ -163,8 +169,14 @@ class Attack(serve.ServeTest):
                                    (f"127.0.0.1:{port}", "http://evil.example", 403), (f"evil.example:{port}", f"http://evil.example:{port}", 403),
                                    ("127.evil.example", "http://127.evil.example", 403), (f"127.0.0.1:{port}", "null", 403), ("evil.example", None, 200)):
             with self.subTest(host=host, origin=origin):
-                data = head(f"Origin: {origin}" if origin else "X: y", method="GET", target="/health").replace(b"Host: x", b"Host: " + host.encode())
+                data = head(f"Origin: {origin}" if origin else "X: y", method="GET", target="/health").replace(b"Host: localhost", b"Host: " + host.encode())
                 self.answers(data, want)
+
+    def test_names_that_were_made_to_point_here(self):
+        for host, want in (("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:1", 200), ("evil.example", 403), ("evil.example:80", 403), ("127.evil.example", 403)):
+            for target in ("/v1/models", "/v1/status", "/v1/cache", "/metrics"):
+                with self.subTest(host=host, target=target):
+                    self.answers(head("X: y", method="GET", target=target).replace(b"Host: localhost", b"Host: " + host.encode()), want)
 
     def test_request_ids_are_ours_unless_sane(self):
         for given in ("a b", "x" * 65, 'quo"te', "é", "", "<script>"):

@@ -15,7 +15,7 @@ FLAGS = ("--max-running-requests", 4, "--context-length", 4096, "--header-timeou
 def post(body, path="/v1/completions", headers=""):
     if isinstance(body, str):
         body = body.encode()
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n".encode() + body
 
 
 def status(raw):
@@ -36,7 +36,7 @@ class Faults(serve.ServeTest):
             self.assertIn("error", json.loads(answer.split(b"\r\n\r\n", 1)[1]))
 
     def test_half_requests(self):
-        for data in (b"P", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", post('{"prompt": "x"}')[:-5]):
+        for data in (b"P", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", post('{"prompt": "x"}')[:-5]):
             with self.subTest(data=data):
                 self.wants(data, 408)
                 self.assertEqual(self.server.raw(data, shut=True), b"")
@@ -64,7 +64,7 @@ class Faults(serve.ServeTest):
         self.wants(post(json.dumps({"messages": [{"role": "user", "content": "word " * 1_000_000}]}), "/v1/chat/completions"), 400)
 
     def test_pipelining_and_keep_alive(self):
-        one = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with socket.create_connection((self.server.host, self.server.port), timeout=20) as s:
             s.sendall(one * 50)
             got = b""

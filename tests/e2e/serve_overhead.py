@@ -15,7 +15,7 @@ import serve
 def stream(server, tokens, counts):
     body = json.dumps({"prompt": "x", "max_tokens": tokens, "temperature": 0, "stream": True}).encode()
     with socket.create_connection((server.host, server.port), timeout=120) as s:
-        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         pieces = []
         while piece := s.recv(1 << 18):
             pieces.append(piece)

@@ -31,7 +31,7 @@ def body_of(rng):
 
 def request(path, body, close=True):
     data = json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: %s\r\nContent-Length: %d\r\n\r\n" % (path.encode(), b"close" if close else b"keep-alive", len(data)) + data
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\nContent-Length: %d\r\n\r\n" % (path.encode(), b"close" if close else b"keep-alive", len(data)) + data
 
 
 class Stress(unittest.TestCase):

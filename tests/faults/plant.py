@@ -9,6 +9,7 @@ plant.py --dry-run    only check that every patch applies (part of the normal te
 For each kind the test is first seen to pass without the fault.
 """
 import argparse
+import filecmp
 import pathlib
 import re
 import shutil
@@ -33,18 +34,17 @@ def apply(patch, tree, *options):
 
 
 def copy_tree():
+    """Makes the copy equal to this tree. Only what differs is written, and is new then: what an interrupted run had planted is rebuilt."""
     tree = WORK / 'tree'
-    tree.mkdir(parents=True, exist_ok=True)
-    for entry in ROOT.iterdir():  # keeps time stamps, so that a second run rebuilds little
-        if entry.name in SKIP:
-            continue
-        target = tree / entry.name
-        if entry.is_dir():
-            if target.exists():
-                shutil.rmtree(target)
-            shutil.copytree(entry, target, symlinks=True)
-        else:
-            shutil.copy2(entry, target)
+    wanted = {path.relative_to(ROOT) for entry in ROOT.iterdir() if entry.name not in SKIP
+              for path in ([entry] if entry.is_file() else entry.rglob('*')) if path.is_file() and '__pycache__' not in path.parts}
+    for path in [p for p in tree.rglob('*') if p.is_file() and p.relative_to(tree) not in wanted]:
+        path.unlink()
+    for name in sorted(wanted):
+        source, target = ROOT / name, tree / name
+        if not target.exists() or not filecmp.cmp(source, target, shallow=False):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
     return tree
 
 
@@ -99,8 +99,10 @@ def main():
             if done.returncode:
                 after, log = 'does not apply', done.stdout
             else:
-                after, log = build_and_run(tree, target, arguments, args.jobs)
-                apply(patch, tree, '-R')
+                try:
+                    after, log = build_and_run(tree, target, arguments, args.jobs)
+                finally:
+                    apply(patch, tree, '-R')
         else:
             after = f'not planted: the test is {before} without it'
         verdict = 'ok' if after == 'red' else 'BAD'

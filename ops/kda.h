@@ -80,8 +80,8 @@ enum class KdaMode {
 
 struct KdaOptions {
   std::string backend = "auto";  // "auto" or a name of kda_backends()
-  int32_t extend_block_tokens =
-      0;  // tokens of the workspace window; multiple of 64; 0 = the plan's own, never unbounded
+  // Tokens of extend's workspace window: a multiple of 64; 0 = the plan's own, never unbounded.
+  int32_t extend_block_tokens = 0;
   KdaMode mode = KdaMode::kExact;
   bool verify_matches_step = true;  // every node's output has the bits of the step sequence along its path
 };
@@ -95,10 +95,9 @@ class KdaPlan {
   const KdaOptions& options() const { return options_; }
   const std::string& backend() const { return backend_; }  // what will run, e.g. "cpu"
   device::Isa isa() const { return isa_; }                 // CPU backends: instruction set of this plan
-  size_t workspace_bytes() const {
-    return workspace_bytes_;
-  }                                                       // of one run; 256-byte aligned; not shared by concurrent runs
-  int32_t block_tokens() const { return block_tokens_; }  // extend: tokens per window
+  // Of one run; 256-byte aligned; not shared by concurrent runs.
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  int32_t block_tokens() const { return block_tokens_; }     // extend: tokens per window
   size_t metadata_bytes() const { return metadata_bytes_; }  // buffer that upload() fills (extend)
   size_t scratch_bytes() const { return scratch_bytes_; }    // verify: per layer, written by verify, read by commit
   float scale() const { return scale_; }                     // resolved
@@ -191,10 +190,10 @@ struct KdaMetadata {
   const int32_t* state_in = nullptr;    // [N], -1 = zeros
   const int32_t* state_out = nullptr;   // [N], -1 = no store
   const int32_t* ckpt_begin = nullptr;  // [N+1], null = no checkpoints
-  const int32_t* ckpt_depth =
-      nullptr;                         // [M], tokens since the row's start, positive multiples of 64, ascending, <= len
-  const int32_t* ckpt_slot = nullptr;  // [M], -1 = skip
-  int32_t rows = 0;                    // N (a launch bound when rows_device is given)
+  // [M], tokens since the row's start, positive multiples of 64, ascending, <= len
+  const int32_t* ckpt_depth = nullptr;
+  const int32_t* ckpt_slot = nullptr;    // [M], -1 = skip
+  int32_t rows = 0;                      // N (a launch bound when rows_device is given)
   const int32_t* rows_device = nullptr;  // [1], the actual N <= rows, or null
   int32_t* status = nullptr;             // [2] = {row, KdaRowStatus} of one bad row, or null; the caller zeroes it
 };

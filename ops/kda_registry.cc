@@ -7,9 +7,12 @@ namespace {
 
 constexpr const KdaBackend* kTable[] = {
 #ifdef KADENCE_CUDA
-    &cuda::kSm90Backend, &cuda::kSm80Backend,  &cuda::kSm80RecurrentBackend,
+    &cuda::kSm90Backend,           // the order is that of choice
+    &cuda::kSm80Backend,           //
+    &cuda::kSm80RecurrentBackend,  //
 #endif
-    &cpu::kBackend,      &reference::kBackend,
+    &cpu::kBackend,        //
+    &reference::kBackend,  //
 };
 
 const char* kind_name(device::DeviceKind kind) { return kind == device::DeviceKind::kCpu ? "a CPU" : "a CUDA device"; }

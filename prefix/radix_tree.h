@@ -45,8 +45,8 @@ struct InsertResult {
   // For every page index of the key: the page that the tree now holds there. Where it differs from the page given, the
   // tree already had one (duplicate): the caller switches to the tree's page and frees its own.
   std::vector<PageId> pages;
-  bool state_taken =
-      false;  // the tree now owns the state; false = it already had one there (caller frees its copy) or none was given
+  // The tree now owns the state; false = it already had one there (the caller frees its copy) or none was given.
+  bool state_taken = false;
 };
 
 struct Evicted {

@@ -4,10 +4,6 @@
 // tests the logic (who computes what, in which slot it ends) where there is no GPU.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <atomic>
 #include <barrier>
 #include <bit>
@@ -16,18 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/dtype.h"
-
-#undef __shared__
-#define __shared__ static
-#undef __forceinline__
-#define __forceinline__ inline
-#undef __noinline__
-#define __noinline__
-#undef __launch_bounds__
-#define __launch_bounds__(...)
-#undef __grid_constant__
-#define __grid_constant__
+#include "ops/cuda/emulated/host_cuda.h"
 
 namespace kadence::ops::cuda::emulated {
 
@@ -61,8 +46,6 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
-inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 // Named by code that is not called here; there are no warps.
 template <class T>

@@ -4,10 +4,6 @@
 // the include path. Of the hardware it knows the semantics of these instructions, nothing else. One kernel at a time.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,18 +14,7 @@
 #include <random>
 #include <vector>
 
-#include "base/dtype.h"
-
-#undef __shared__
-#define __shared__ static
-#undef __forceinline__
-#define __forceinline__ inline
-#undef __noinline__
-#define __noinline__
-#undef __launch_bounds__
-#define __launch_bounds__(...)
-#undef __grid_constant__
-#define __grid_constant__
+#include "ops/cuda/emulated/host_cuda.h"
 
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;  // of the running fibre
 
@@ -252,7 +237,5 @@ inline int atomicCAS(int* p, int expected, int v) {
   if (old == expected) *p = v;
   return old;
 }
-inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
-inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 using std::max;
 using std::min;

@@ -37,11 +37,11 @@ struct Prep {
   static constexpr int kQueries = 8192;       // q 2^p
   static constexpr int kInverseKeys = 16384;  // k 2^-p
   static constexpr int kCornerKeys = 24576;   // k 2^(c_15 - c), 16 tokens
-  static constexpr int kUpdateKeys =
-      28672;                              // fp16, k 2^(c_e - c - n), units in the order of tiles, swapped by token % 8
-  static constexpr int kLower = 36864;    // fp32, two 16 x 16 blocks of -L by columns
-  static constexpr int kCorner = 38912;   // fp16, 16 rows of 48 B: block (1,0) of -L
-  static constexpr int kInverse = 39680;  // fp16, 32 rows of 80 B: T^T
+  // fp16, k 2^(c_e - c - n), units in the order of tiles, swapped by token % 8
+  static constexpr int kUpdateKeys = 28672;
+  static constexpr int kLower = 36864;           // fp32, two 16 x 16 blocks of -L by columns
+  static constexpr int kCorner = 38912;          // fp16, 16 rows of 48 B: block (1,0) of -L
+  static constexpr int kInverse = 39680;         // fp16, 32 rows of 80 B: T^T
   static constexpr int kInverseLifted = 42240;   // the same, T[i][j] 2^(n_i - n_j)
   static constexpr int kBeta = 44800;            // fp32[32]
   static constexpr int kSums = 44928;            // fp32[4][128]: log2 decay of each warp's tokens

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "ops/cuda/common/layout.h"
 #include "ops/kda_layout.h"
 
 namespace kadence::ops::cuda::sm80 {
@@ -58,24 +59,19 @@ Shape choose_shape(const KdaProblem& problem, int32_t block_tokens) {
 Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
   const size_t rows = static_cast<size_t>(std::max(problem.bounds.max_rows, 1));
   Workspace w;
-  size_t at = 0;
-  const auto place = [&at](size_t bytes) {
-    const size_t offset = at;
-    at += base::round_up(bytes, kWorkspaceAlign);
-    return offset;
-  };
-  w.header = place(sizeof(Header));
-  w.rows = place(rows * sizeof(RowEntry));
-  w.group_begin = place((rows + 1) * sizeof(int32_t));
-  w.spans = place((rows + 2) * sizeof(Span));
-  w.empty_rows = place(rows * sizeof(EmptyRow));
-  w.judged = place(rows * sizeof(int32_t));
-  w.slots = place(static_cast<size_t>(shape.buffers) * static_cast<size_t>(shape.columns) *
-                  static_cast<size_t>(shape.heads) * Slot::kBytes);
-  w.carry = place(shape.carries ? size_t{2} * static_cast<size_t>(shape.group) * static_cast<size_t>(shape.heads) *
-                                      static_cast<size_t>(kStateBytes)
-                                : 0);
-  w.bytes = at;
+  WorkspaceLayout layout;
+  w.header = layout.place(sizeof(Header));
+  w.rows = layout.place(rows * sizeof(RowEntry));
+  w.group_begin = layout.place((rows + 1) * sizeof(int32_t));
+  w.spans = layout.place((rows + 2) * sizeof(Span));
+  w.empty_rows = layout.place(rows * sizeof(EmptyRow));
+  w.judged = layout.place(rows * sizeof(int32_t));
+  w.slots = layout.place(static_cast<size_t>(shape.buffers) * static_cast<size_t>(shape.columns) *
+                         static_cast<size_t>(shape.heads) * Slot::kBytes);
+  w.carry = layout.place(shape.carries ? size_t{2} * static_cast<size_t>(shape.group) *
+                                             static_cast<size_t>(shape.heads) * static_cast<size_t>(kStateBytes)
+                                       : 0);
+  w.bytes = layout.bytes();
   return w;
 }
 

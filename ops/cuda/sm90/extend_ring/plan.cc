@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "ops/cuda/common/device_scope.h"
+#include "ops/cuda/common/layout.h"
 #include "ops/cuda/common/tensor_map.h"
 #include "ops/cuda/sm90/extend_ring/launch.h"
 #include "ops/kda_layout.h"
@@ -69,21 +70,16 @@ Shape choose_shape(const KdaProblem& problem, int sm_count, int32_t block_tokens
 Workspace layout_workspace(const KdaProblem& problem, const Shape& shape) {
   const size_t rows = static_cast<size_t>(std::max(problem.bounds.max_rows, 1));
   Workspace w;
-  size_t at = 0;
-  const auto place = [&at](size_t bytes) {
-    const size_t offset = at;
-    at += base::round_up(bytes, kWorkspaceAlign);
-    return offset;
-  };
-  w.slots = place(static_cast<size_t>(shape.ring_slots) * Slot::kBytes);
-  w.handoff = place((static_cast<size_t>(shape.max_scanners) + 1) * kDim * kDim * sizeof(float));
-  w.schedule = place(sizeof(Schedule));
-  w.rows = place(rows * sizeof(RowInfo));
-  w.spans = place((rows + 1) * sizeof(Span));
-  w.ready = place(static_cast<size_t>(shape.max_scanners) * kReadyPitch * sizeof(uint32_t));
-  w.consumed = place(static_cast<size_t>(shape.max_scanners) * kConsumedPitch * sizeof(uint32_t));
-  w.flags = place((static_cast<size_t>(shape.max_scanners) + 1) * 2 * sizeof(uint32_t));
-  w.bytes = at;
+  WorkspaceLayout layout;
+  w.slots = layout.place(static_cast<size_t>(shape.ring_slots) * Slot::kBytes);
+  w.handoff = layout.place((static_cast<size_t>(shape.max_scanners) + 1) * kDim * kDim * sizeof(float));
+  w.schedule = layout.place(sizeof(Schedule));
+  w.rows = layout.place(rows * sizeof(RowInfo));
+  w.spans = layout.place((rows + 1) * sizeof(Span));
+  w.ready = layout.place(static_cast<size_t>(shape.max_scanners) * kReadyPitch * sizeof(uint32_t));
+  w.consumed = layout.place(static_cast<size_t>(shape.max_scanners) * kConsumedPitch * sizeof(uint32_t));
+  w.flags = layout.place((static_cast<size_t>(shape.max_scanners) + 1) * 2 * sizeof(uint32_t));
+  w.bytes = layout.bytes();
   return w;
 }
 
@@ -143,9 +139,9 @@ void run_extend(const KdaPlan& plan, const KdaExtendArgs& a, device::Stream& str
                      static_cast<int32_t>(v.dtype)};
   };
   ring.state_in = pool(a.state_in), ring.state_out = pool(a.state_out), ring.checkpoints = pool(a.checkpoints);
-  const auto map = [&](const StatePool& pool) {
-    return pool.slots > 0 && pool.base
-               ? encode_state_map(pool.base, pool.dtype != static_cast<int>(DType::kF32), pool.slots, width, pool.pitch)
+  const auto map = [&](const StatePool& p) {
+    return p.slots > 0 && p.base
+               ? encode_state_map(p.base, p.dtype != static_cast<int>(DType::kF32), p.slots, width, p.pitch)
                : CUtensorMap{};
   };
   ring.state_out_map = map(ring.state_out), ring.checkpoint_map = map(ring.checkpoints);

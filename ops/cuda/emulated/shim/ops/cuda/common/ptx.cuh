@@ -1,20 +1,4 @@
-// Stands in for ops/cuda/common/ptx.cuh where kernels run on CPU threads: what the convolution uses of it.
+// Stands in for ops/cuda/common/ptx.cuh where kernels run on CPU threads.
 #pragma once
 
 #include "ops/cuda/emulated/emulated.h"
-
-namespace kadence::ops::cuda::ptx {
-
-inline float exp2_approx(float x) { return std::exp2(x); }
-inline float log2_approx(float x) { return std::log2(x); }
-inline float rcp_approx(float x) { return 1.0f / x; }
-inline uint32_t pack_bf16(float lo, float hi) {
-  return base::f32_to_bf16(lo) | static_cast<uint32_t>(base::f32_to_bf16(hi)) << 16;
-}
-inline uint32_t pack_f16(float lo, float hi) {
-  return base::f32_to_f16(lo) | static_cast<uint32_t>(base::f32_to_f16(hi)) << 16;
-}
-inline float bf16_lo(uint32_t x) { return __uint_as_float(x << 16); }
-inline float bf16_hi(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
-
-}  // namespace kadence::ops::cuda::ptx
